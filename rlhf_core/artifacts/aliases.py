@@ -1,4 +1,4 @@
-"""Aliases: `champion` of a model points at one artifact, and is moved to another by compare-and-swap."""
+"""Aliases: `champion` of a model refers to one artifact, and is moved to another by compare-and-swap."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Alias(Config):
 
 
 def alias_path(model: str, alias: str) -> str:
-    """Raises StoreError if one of the names is not valid."""
+    """Return the object path of an alias. Raises StoreError if one of the names is not valid."""
     for name in (model, alias):
         if not is_name(name):
             raise StoreError(
@@ -41,7 +41,7 @@ def alias_path(model: str, alias: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` is a valid name of a model or an alias."""
+    """Return whether `text` is a valid name of a model or an alias."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -57,7 +57,7 @@ def move_alias(
     """Point `alias` at `to`.
 
     seen: the sequence number that the caller's decision was based on, 0 if there was no alias; None: any.
-    Raises ConflictError if another process has moved it since. No retry: the caller has to decide again.
+    Raises ConflictError if another process has moved it since. Not retried: the caller has to decide again.
     """
     path = alias_path(model, alias)
     stored = store.get_tagged(path)

@@ -49,7 +49,7 @@ class Checkpoints:
 
     @staticmethod
     def new_name(step: int) -> str:
-        """A folder name that sorts by step and is unique to this attempt."""
+        """Return a folder name that sorts by step and is unique to this attempt."""
         return f"{step:012d}-{uuid.uuid4().hex[:12]}"
 
     def add(self, name: str, file: str, content: Path | bytes) -> CheckpointFile:
@@ -67,7 +67,7 @@ class Checkpoints:
         self._store.put_if_absent(self._path(checkpoint.name, MANIFEST), checkpoint.model_dump_json(indent=1).encode())
 
     def newest(self) -> Iterator[Checkpoint | IntegrityError]:
-        """Every complete checkpoint, the newest first; an error in place of one whose manifest is damaged."""
+        """Yield the complete checkpoints, newest first; in place of one with a damaged manifest, its IntegrityError."""
         for name in self._complete():
             try:
                 yield self._manifest(name)
@@ -75,11 +75,11 @@ class Checkpoints:
                 yield error
 
     def newest_step(self) -> int | None:
-        """The step that a job would resume from; None if there is no checkpoint. Lists names, reads no manifest."""
+        """Return the step to resume from; None if there is no checkpoint. Lists names, reads no manifest."""
         return next(map(_step, self._complete()), None)
 
     def read(self, checkpoint: Checkpoint, file: str) -> bytes:
-        """The content of a small file. Raises IntegrityError if it is missing or damaged."""
+        """Return the content of a small file. Raises IntegrityError if it is missing or damaged."""
         entry = self._entry(checkpoint, file)
         data = self._store.get(self._path(checkpoint.name, file))
         if data is None:
@@ -115,14 +115,14 @@ class Checkpoints:
         self._remove(self._names())
 
     def _remove(self, names: Iterator[str] | Sequence[str]) -> None:
-        """Deletes each manifest first: an interrupted removal then leaves no checkpoint that looks complete."""
+        """Delete each manifest first: an interrupted removal then leaves no checkpoint that looks complete."""
         for name in names:
             paths = self._store.list(f"{self._root}/{name}/")
             for path in sorted(paths, key=lambda path: not path.endswith(f"/{MANIFEST}")):
                 self._store.delete(path)
 
     def _complete(self) -> list[str]:
-        """Names of the complete checkpoints, the newest first. What has another name is none of ours."""
+        """Return the names of the complete checkpoints, newest first; objects with other names are ignored."""
         paths = self._store.list(f"{self._root}/")
         names = (path.split("/")[-2] for path in paths if path.endswith(f"/{MANIFEST}"))
         return sorted((name for name in names if re.match(_NAME, name)), reverse=True)

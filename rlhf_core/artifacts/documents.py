@@ -1,4 +1,4 @@
-"""The JSON documents of a store, read into their classes."""
+"""JSON documents of a store, parsed into their classes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Document = TypeVar("Document", bound=Config)
 
 
 def parsed(kind: type[Document], data: bytes, where: str, what: str, remedy: str = "") -> Document:
-    """The document that `data` is.
+    """Parse a document.
 
-    where: the object, as messages name it; what: it should be, such as `a manifest`; remedy: what to do if it is not.
-    Raises IntegrityError, in one sentence, for one that is damaged.
+    where: the object, for messages; what: the expected document, such as `a manifest`; remedy: how to replace it.
+    Raises IntegrityError, in one sentence, if the document is damaged.
     """
     try:
         return kind.model_validate_json(data)
@@ -26,8 +26,8 @@ def parsed(kind: type[Document], data: bytes, where: str, what: str, remedy: str
 
 
 def first_problem(error: ValidationError) -> str:
-    """Where in the document it is, and what, without pydantic's other lines."""
+    """Return field and reason of the first validation error, without pydantic's other lines."""
     first = error.errors(include_url=False)[0]
     place = ".".join(map(str, first["loc"])) or "JSON"
-    said = first["msg"].removeprefix("Value error, ")
-    return one_line(f"{place}: {said[:1].lower()}{said[1:]}")
+    reason = first["msg"].removeprefix("Value error, ")
+    return one_line(f"{place}: {reason[:1].lower()}{reason[1:]}")

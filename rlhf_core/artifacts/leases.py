@@ -32,7 +32,7 @@ _POLL_SECONDS = 1.0
 
 
 class Holder(Config):
-    """Identifies a process, so that another process on the same machine notices at once that it has died."""
+    """A process, identified so that another one on the same machine notices its death at once."""
 
     id: str  # unique to each lease
     host: str
@@ -52,7 +52,7 @@ class LeaseRecord(Config):
 
     @property
     def spent_seconds(self) -> float:
-        """Of all attempts so far that published nothing, if this is one of them."""
+        """Seconds that this attempt and the earlier ones took; counted only if this one, too, publishes nothing."""
         if self.taken_at is None or self.seen_at is None:
             return 0.0
         return self.earlier_seconds + max(0.0, (self.seen_at - self.taken_at).total_seconds())
@@ -86,23 +86,23 @@ class Lease:
 
     @property
     def lost(self) -> str:
-        """Why the lease was lost; empty while it is held."""
+        """The reason for which the lease was lost; empty while it is held."""
         return self._lost
 
     @property
     def earlier_seconds(self) -> float:
-        """That earlier attempts, which failed or were killed, had held it."""
+        """Seconds for which earlier attempts, failed or killed, held the lease."""
         return self._record.earlier_seconds
 
     def check(self) -> None:
-        """Raises StageError if the lease is lost."""
+        """Raise StageError if the lease is lost."""
         if self._lost:
             raise StageError(self._lost)
 
     def release(self, *, succeeded: bool = False) -> None:
         """Allow another process to take the lease at once. No-op if it is lost.
 
-        succeeded: the time until now has been accounted for, and is none of the next attempt's earlier ones.
+        succeeded: the time until now is accounted for and not counted as earlier time of the next attempt.
         """
         self._ended.set()
         if self._thread.is_alive():
@@ -156,7 +156,7 @@ def lease_path(ref: ArtifactRef) -> str:
 
 
 def take_lease(store: Store, path: str, *, lifetime: timedelta = LIFETIME) -> Lease | Holder:
-    """The lease at `path`, its heartbeat not started yet; or the process that holds it."""
+    """Return the lease at `path`, its heartbeat not started yet, or the process that holds it."""
     now = datetime.now(UTC)
     record = LeaseRecord(holder=_this_process(), expires_at=now + lifetime, renewals=0, taken_at=now, seen_at=now)
     data = _encoded(record)
@@ -182,7 +182,7 @@ def take_lease(store: Store, path: str, *, lifetime: timedelta = LIFETIME) -> Le
 
 
 def holder_of(store: Store, ref: ArtifactRef) -> str:
-    """The process that computes `ref` now, in words; empty if none does."""
+    """Describe the process that computes `ref` now; empty if none does."""
     path = lease_path(ref)
     data = store.get(path)
     record = None if data is None else _decoded(path, data)
@@ -197,7 +197,7 @@ def wait_for_lease(
     waiting: Callable[[str], None],
     lifetime: timedelta = LIFETIME,
 ) -> Lease | None:
-    """The lease of `ref`, as soon as its holder releases it or it expires; None once `done()`.
+    """Wait for the lease of `ref` until its holder releases it or it expires; None once `done()`.
 
     waiting: called with a description of the holder, once per holder.
     """
@@ -237,7 +237,7 @@ def _this_process() -> Holder:
 
 
 def _machine() -> str:
-    """Equal for two processes only if each can see whether the other is alive; empty where that is unknown."""
+    """Return an id that two processes share only if each can check whether the other is alive; empty if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"

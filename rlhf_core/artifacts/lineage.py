@@ -1,4 +1,4 @@
-"""The lineage of an artifact: the manifests of all its ancestors, back to the first datasets and models."""
+"""Lineage of an artifact: the manifests of all its ancestors, back to the first datasets and models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Lineage:
 
 
 def lineage(repository: ArtifactRepository, ref: ArtifactRef) -> Lineage:
-    """The ancestors of `ref`, each once. Raises StoreError if the manifest or a blob of one is missing."""
+    """Return the ancestors of `ref`, each once. Raises StoreError if a manifest or blob of one is missing."""
     nodes: dict[ArtifactRef, Manifest] = {}
     edges: list[Edge] = []
     visited = {ref}

@@ -1,4 +1,4 @@
-"""A folder as a store: for one machine, or for several that share a file system."""
+"""A folder as a store, for one machine or several that share a file system."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ class LocalStore(Store):
             self._file(path).unlink(missing_ok=True)
 
     def page_url(self, path: str) -> None:
-        """A page of a server may not link to a file."""
+        """Return None: a page served over HTTP may not link to a file."""
 
     def reach(self) -> None:
-        """A folder that is not there yet is made by the first write."""
+        """Check that the root is no file; the first write creates a missing folder."""
         with self._explained(""):
             self._require_folder()
             if self._folder.exists():
@@ -126,7 +126,7 @@ class LocalStore(Store):
         return self._folder / checked_path(path)
 
     def _stored(self, path: str) -> Path | None:
-        """The object's file; None if there is none. A pipe or device, which might never end, is an error."""
+        """Return the object's file, or None. Raises StoreError for a pipe or device, whose reading might never end."""
         file = self._file(path)
         try:
             mode = file.stat().st_mode
@@ -142,12 +142,12 @@ class LocalStore(Store):
         return file if stat.S_ISREG(mode) else None
 
     def _require_folder(self) -> None:
-        """Raises StoreError for a store that is a file: it would look empty. The first write makes a missing folder."""
+        """Raise StoreError if the root is a file, which would list as empty. A missing folder is created by a write."""
         if self._folder.exists() and not self._folder.is_dir():
             raise StoreError(f"the store {self.url} is a file, not a folder: correct ALIGNMENT_STORE")
 
     def _ready(self, path: str) -> Path:
-        """The path of the object's file; creates its folder."""
+        """Return the path of the object's file, and create its folder."""
         file = self._file(path)
         file.parent.mkdir(parents=True, exist_ok=True)
         return file
@@ -196,7 +196,7 @@ class LocalStore(Store):
 
 
 def _raise(error: OSError) -> None:
-    """A folder that cannot be listed does not look empty; one that is gone, or is an object, has nothing in it."""
+    """Raise for a folder that cannot be listed; ignore one that is gone or is an object, which has no entries."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
@@ -206,6 +206,6 @@ def _tag(data: bytes) -> str:
 
 
 def _flush(file: Path) -> None:
-    """Write to disk, so that a power failure never leaves a name with part of its bytes."""
+    """Flush to disk, so that a power failure never leaves a name with part of its bytes."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())

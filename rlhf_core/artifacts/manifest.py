@@ -1,4 +1,4 @@
-"""What an artifact is: files by content hash, and a manifest that says where everything came from."""
+"""Artifacts: files by content hash, with a manifest of their provenance."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Kind(StrEnum):
 
 
 class ArtifactRef(Config):
-    """Names one artifact: the stage that makes it and its key. Known before the artifact exists."""
+    """Stage and key of an artifact, determined before the artifact exists."""
 
     stage: str
     key: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     @property
     def full(self) -> str:
-        """With all digits of the key, as a recipe may name it."""
+        """Name with all digits of the key, as a recipe may use it."""
         return f"{self.stage}/{self.key}"
 
     @property
     def path(self) -> str:
-        """Its folder in the store."""
+        """Folder in the store."""
         return f"stages/{self.full}"
 
     def __str__(self) -> str:
@@ -54,13 +54,13 @@ class FileEntry(Config):
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of the file's content, in hexadecimal digits."""
+    """Return the SHA-256 of the file's content, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Manifest(Config):
-    """Written last, once, never changed. Its presence is what "done" means."""
+    """Manifest of an artifact. Written once, last: an artifact with a manifest is done."""
 
     kind: Kind
     name: str  # the recipe's node, e.g. "sft" or "evaluation.rl"
@@ -84,7 +84,7 @@ class Manifest(Config):
     @field_validator("files")
     @classmethod
     def _in_one_folder(cls, files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
-        """Others can write to the store: each file has a place of its own in the folder that the artifact becomes."""
+        """Reject paths that collide or leave the artifact's folder: others can write to the store."""
         paths = [file.path for file in files]
         taken = {parent.as_posix() for path in paths for parent in PurePosixPath(path).parents}
         for path in paths:

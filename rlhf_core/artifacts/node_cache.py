@@ -29,7 +29,7 @@ _in_use_guard = threading.Lock()
 
 
 def bound_from_environment() -> int:
-    """ALIGNMENT_CACHE_GIB in bytes. Raises VariableError if it is not a positive number."""
+    """Return ALIGNMENT_CACHE_GIB in bytes. Raises VariableError if it is not a positive number."""
     return int(float(value_of("ALIGNMENT_CACHE_GIB") or DEFAULT_GIB) * 2**30)
 
 
@@ -48,9 +48,10 @@ class NodeCache:
             (root / name).mkdir(parents=True, exist_ok=True)
 
     def folder(self, files: Mapping[str, str], get_blob: Callable[[str, Path], None]) -> Path:
-        """The folder with `files`, relative path -> sha256. The files are read-only and stay until this process ends.
+        """Return the folder with `files`, relative path -> sha256. The files are read-only and kept until the
+        process ends.
 
-        get_blob(sha256, path) writes a verified blob to a new file; its errors are passed on.
+        get_blob(sha256, path) writes a verified blob to a new file; its errors are raised.
         """
         digest = hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
         folder = self._root / "folders" / digest
@@ -74,7 +75,7 @@ class NodeCache:
         return folder
 
     def trim(self) -> None:
-        """Remove folders that no process uses, least recently used first, until the rest is within the bound."""
+        """Remove unused folders, least recently used first, until the rest is within the bound."""
         with suppress(Timeout), self._lock("trim").acquire(blocking=False):  # Timeout: another process is trimming
             if self._num_bytes() > self._max_bytes:
                 self._remove_unlinked_blobs()
@@ -131,7 +132,7 @@ class NodeCache:
                     blob.unlink()
 
     def _num_bytes(self) -> int:
-        """Size on disk: a file counts once, whatever the number of its links."""
+        """Return the size on disk; a file counts once, whatever the number of its links."""
         sizes = {}
         for top in ("blobs", "folders"):
             for parent, _, names in os.walk(self._root / top):

@@ -1,6 +1,6 @@
-"""The store at a URL, or the one that the environment names.
+"""Open the store at a URL, or at the URL of the environment.
 
-`s3://bucket/prefix` finds its endpoint and credentials in the usual AWS_* variables; any other URL is a local folder.
+`s3://bucket/prefix` takes its endpoint and credentials from the usual AWS_* variables; any other URL is a local folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ STORE_VARIABLE = "ALIGNMENT_STORE"
 
 
 def open_store(url: str) -> Store:
-    """The store at `url`, without any request to it. Raises StoreError if `url` is not a store's."""
+    """Return the store at `url` without a request to it. Raises StoreError if `url` is not a store's."""
     if url.startswith("s3://"):
         # Imported here: it takes a second, which a local folder does not need.
         from rlhf_core.artifacts.s3_store import S3Store
@@ -28,7 +28,7 @@ def open_store(url: str) -> Store:
 
 
 def store_url() -> str:
-    """The store that the environment names. Raises StoreError if it names none, VariableError if it can be none."""
+    """Return the environment's store URL. Raises StoreError if it is not set, VariableError if it is not valid."""
     url = value_of(STORE_VARIABLE)
     if not url:
         raise StoreError(

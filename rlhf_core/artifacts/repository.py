@@ -28,16 +28,16 @@ class ArtifactRepository:
         self.store = store
 
     def manifest(self, ref: ArtifactRef) -> Manifest | None:
-        """The artifact's manifest; None if there is none or a blob that it names is missing."""
-        found = self._stored(ref)
-        return found[0] if found is not None and self._is_whole(found[0]) else None
+        """Return the artifact's manifest; None if it is absent or one of its blobs is missing."""
+        stored = self._stored(ref)
+        return stored[0] if stored is not None and self._is_whole(stored[0]) else None
 
     def publish(self, manifest: Manifest, folder: Path) -> Manifest:
         """`upload`, then `commit`."""
         return self.commit(self.upload(manifest, folder))
 
     def upload(self, manifest: Manifest, folder: Path) -> Manifest:
-        """Store the files of `folder`. Returns `manifest` with these files; it is not stored yet.
+        """Store the files of `folder`. Returns `manifest` with these files, not stored yet.
 
         Raises StoreError for an empty folder and for a file that is a pickle.
         """
@@ -62,38 +62,38 @@ class ArtifactRepository:
                 return manifest
             except ConflictError:
                 pass
-            found = self._stored(manifest.ref)
-            if found is not None and self._is_whole(found[0]):
-                return found[0]
-            if found is not None:
+            stored = self._stored(manifest.ref)
+            if stored is not None and self._is_whole(stored[0]):
+                return stored[0]
+            if stored is not None:
                 # A manifest with missing blobs counts as absent.
                 try:
-                    self.store.replace(manifest_path(manifest.ref), data, found[1])
+                    self.store.replace(manifest_path(manifest.ref), data, stored[1])
                     return manifest
                 except ConflictError:
                     pass
 
     def fetch(self, ref: ArtifactRef, cache: Path, only: Collection[str] | None = None) -> Path:
-        """A folder on this node with the artifact's files, or those in `only`, their content verified.
+        """Return a folder on this node with the artifact's files, or those in `only`, their content verified.
 
         The files are read-only and shared. cache: a folder that all jobs of this node can share.
         Raises StoreError if the artifact or a blob is missing, IntegrityError if a blob does not match its hash.
         """
-        found = self._stored(ref)
-        if found is None:
+        stored = self._stored(ref)
+        if stored is None:
             raise StoreError(f"{self.store.url} has no artifact {ref}")
-        files = {file.path: file.sha256 for file in found[0].files if only is None or file.path in only}
+        files = {file.path: file.sha256 for file in stored[0].files if only is None or file.path in only}
         return self.materialise(files, cache)
 
     def materialise(self, files: Mapping[str, str], cache: Path) -> Path:
-        """A read-only folder on this node with the blobs `files`: relative path -> sha256."""
+        """Return a read-only folder on this node with the blobs `files`: relative path -> sha256."""
         for path, sha256 in files.items():
             _check_relative(path)
             blob_path(sha256)
         return NodeCache(cache).folder(files, self.get_blob)
 
     def put_folder(self, folder: Path) -> dict[str, str]:
-        """Store the files of `folder` as blobs: relative path -> SHA-256, sorted by path."""
+        """Store the files of `folder` as blobs. Returns relative path -> SHA-256, sorted by path."""
         paths = _files_below(folder)
         with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
             digests = list(pool.map(self.put_blob, paths))
@@ -108,7 +108,7 @@ class ArtifactRepository:
             list(pool.map(lambda path: self.get_blob(files[path], folder / path), files))
 
     def put_blob(self, content: Path | bytes) -> str:
-        """Store a file or bytes, unless they are stored already. Returns their SHA-256, which addresses them."""
+        """Store a file or bytes unless stored already. Returns their SHA-256, which addresses them."""
         if isinstance(content, bytes):
             digest = hashlib.sha256(content).hexdigest()
             if not self.store.exists(blob_path(digest)):
@@ -133,15 +133,15 @@ class ArtifactRepository:
             raise
 
     def write_spec(self, spec: StageSpec) -> None:
-        """Store what an artifact's job must do. The last write wins: all specs of a key compute the same artifact."""
+        """Store the spec of an artifact's job. The last write wins: all specs of a key compute the same artifact."""
         self.store.put(_spec_path(spec.ref), spec.model_dump_json(indent=1).encode())
 
     def has_spec(self, ref: ArtifactRef) -> bool:
-        """False for an artifact that was published by other means than a job."""
+        """Return False for an artifact that was not published by a job."""
         return self.store.exists(_spec_path(ref))
 
     def read_spec(self, ref: ArtifactRef) -> StageSpec:
-        """Raises StoreError if there is none."""
+        """Return the spec of an artifact's job. Raises StoreError if there is none."""
         path = _spec_path(ref)
         data = self.store.get(path)
         if data is None:
@@ -149,51 +149,51 @@ class ArtifactRepository:
         return parsed(StageSpec, data, f"{self.store.url}: {path}", "a stage's spec", _REMEDY)
 
     def list_artifacts(self) -> Iterator[Manifest]:
-        """Every manifest in the store, sorted by stage and key. Does not check for its blobs."""
+        """Yield all manifests in the store, sorted by stage and key. Does not check for their blobs."""
         refs = self.refs()
         with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
-            for found in pool.map(self._stored, refs):
-                if found is not None:
-                    yield found[0]
+            for stored in pool.map(self._stored, refs):
+                if stored is not None:
+                    yield stored[0]
 
     def refs(self) -> list[ArtifactRef]:
-        """Every artifact that has a manifest, whether that can be read or not; sorted by stage and key."""
+        """Return all artifacts that have a manifest, readable or not, sorted by stage and key."""
         return self._refs("")
 
     def stored_manifest(self, ref: ArtifactRef) -> Manifest | None:
-        """The manifest, also of an artifact whose blobs are missing. Raises IntegrityError if it is damaged."""
-        found = self._stored(ref)
-        return None if found is None else found[0]
+        """Return the manifest, also of an artifact whose blobs are missing. Raises IntegrityError if it is damaged."""
+        stored = self._stored(ref)
+        return None if stored is None else stored[0]
 
     def resolve(self, text: str) -> ArtifactRef:
-        """The artifact named by `stage/digits of the key`, `model/alias`, or an alias that only one model has.
+        """Return the artifact named by `stage/digits of the key`, `model/alias`, or an alias that only one model has.
 
         Raises StoreError if the name is unknown or ambiguous.
         """
-        found = self._named(text) if is_path(text.removesuffix("/")) else {}  # `sft/`: all of that stage
-        if not found:
+        candidates = self._candidates(text) if is_path(text.removesuffix("/")) else {}  # `sft/`: all of that stage
+        if not candidates:
             near = did_you_mean(text, self._names())
             raise StoreError(
                 f"{self.store.url} has no artifact or alias `{text}`{near}; `alignment artifacts` lists artifacts"
             )
-        if len(found) > 1:
-            raise StoreError(f"`{text}` is ambiguous: {', '.join(found.values())}; give more digits of the key")
-        return next(iter(found))
+        if len(candidates) > 1:
+            raise StoreError(f"`{text}` is ambiguous: {', '.join(candidates.values())}; give more digits of the key")
+        return next(iter(candidates))
 
-    def _named(self, text: str) -> dict[ArtifactRef, str]:
-        """What `text` may mean, and what it is called."""
+    def _candidates(self, text: str) -> dict[ArtifactRef, str]:
+        """Return the candidates for `text`, each with its description."""
         name, slash, rest = text.rpartition("/")
-        found: dict[ArtifactRef, str] = {}
+        candidates: dict[ArtifactRef, str] = {}
         for path in self._alias_paths(name, rest):
             data = self.store.get(path)
             if data is not None:
-                found.setdefault(Alias.parse(path, data).manifest, f"the alias {path}")
+                candidates.setdefault(Alias.parse(path, data).manifest, f"the alias {path}")
         if slash:
-            found |= {ref: f"the artifact {ref}" for ref in self._refs(text) if ref.stage == name}
-        return found
+            candidates |= {ref: f"the artifact {ref}" for ref in self._refs(text) if ref.stage == name}
+        return candidates
 
     def find(self, text: str) -> Manifest:
-        """The manifest of what `resolve` finds. Raises StoreError if files of it are gone, too."""
+        """Return the manifest of `resolve(text)`. Raises StoreError also if files of the artifact are gone."""
         ref = self.resolve(text)
         manifest = self.manifest(ref)
         if manifest is None:
@@ -201,7 +201,7 @@ class ArtifactRepository:
         return manifest
 
     def _names(self) -> Iterator[str]:
-        """What `resolve` takes."""
+        """Yield the names that `resolve` accepts."""
         for path in self.store.list(f"{ALIASES}/"):
             yield path.removeprefix(f"{ALIASES}/").removesuffix(".json")
         yield from map(str, self.refs())
@@ -212,22 +212,22 @@ class ArtifactRepository:
         return [path for path in self.store.list(f"{ALIASES}/") if path.endswith(f"/{alias}.json")]
 
     def _refs(self, prefix: str) -> list[ArtifactRef]:
-        """Another name than that of a key is none of ours: no reader would find an artifact by it."""
+        """Return the artifacts below `prefix`; objects with other names than keys are ignored."""
         paths = (PurePosixPath(path).parts for path in self.store.list(f"stages/{prefix}"))
         names = [p[1:3] for p in paths if len(p) == 4 and p[3] == "manifest.json"]
         return [ArtifactRef(stage=stage, key=key) for stage, key in names if _SHA256.fullmatch(key)]
 
     def _stored(self, ref: ArtifactRef) -> tuple[Manifest, str] | None:
-        """The stored manifest and its tag."""
-        found = self.store.get_tagged(manifest_path(ref))
-        if found is None:
+        """Return the stored manifest and its tag."""
+        tagged = self.store.get_tagged(manifest_path(ref))
+        if tagged is None:
             return None
         where = f"{self.store.url}: {manifest_path(ref)}"
-        manifest = parsed(Manifest, found[0], where, "a manifest", _REMEDY)
+        manifest = parsed(Manifest, tagged[0], where, "a manifest", _REMEDY)
         if (manifest.stage, manifest.key) != (ref.stage, ref.key):
             other = one_line(f"{manifest.stage}/{manifest.key[:12]}")
             raise IntegrityError(f"{where} is the manifest of {other}: {_REMEDY}")
-        return manifest, found[1]
+        return manifest, tagged[1]
 
     def _is_whole(self, manifest: Manifest) -> bool:
         paths = {blob_path(file.sha256) for file in manifest.files}
@@ -236,7 +236,9 @@ class ArtifactRepository:
 
 
 def blob_path(sha256: str) -> str:
-    """Raises IntegrityError if `sha256` is not one: it becomes part of paths here and on the nodes."""
+    """Return the path of a blob. Raises IntegrityError for an invalid hash: it becomes part of paths here and on
+    nodes.
+    """
     if not _SHA256.fullmatch(sha256):
         raise IntegrityError(f"`{sha256}` is not a SHA-256 in hexadecimal digits")
     return f"blobs/sha256/{sha256[:2]}/{sha256}"
@@ -255,7 +257,7 @@ def _spec_path(ref: ArtifactRef) -> str:
 
 
 def _check_relative(path: str) -> None:
-    """Manifests and specs come from a store that others can write to: their paths must not leave the target folder."""
+    """Raise IntegrityError for a path outside the target folder: others can write manifests and specs to the store."""
     parts = PurePosixPath(path).parts
     if not parts or PurePosixPath(path).is_absolute() or ".." in parts:
         raise IntegrityError(f"the file `{path}` of an artifact would lead out of its folder")

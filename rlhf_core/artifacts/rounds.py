@@ -1,4 +1,4 @@
-"""The rounds of a loop in the store: what each starts from, and how it ended. Nothing about a loop is kept elsewhere.
+"""Rounds of a loop in the store: their start and end. A loop has no other state.
 
 loops/<loop>/<number>/start.json   written once, before the round's first job
 loops/<loop>/<number>/end.json     written once; a round without it is finished by the next run of the loop
@@ -57,12 +57,11 @@ class Rounds:
         self._name = name
 
     def take(self) -> Lease | Holder:
-        """The right to run a round, its heartbeat not started yet; or the process that runs one."""
+        """Return the lease to run a round, its heartbeat not started yet, or the process that runs one."""
         return take_lease(self._store, f"leases/loops/{self._name}.json")
 
     def count(self) -> int:
-        """Rounds that were started. One whose start is lost counts by its end: another of its number would use its
-        prompts again."""
+        """Number of rounds started. A round with only an end counts: reusing its number would reuse its prompts."""
         return max(self._numbers(), default=0)
 
     def start_of(self, number: int) -> RoundStart | None:
@@ -72,11 +71,11 @@ class Rounds:
         return self._read(self._path(number, "end"), RoundEnd)
 
     def ends(self) -> list[RoundEnd]:
-        """Of all rounds that have ended, in their order."""
+        """Return the ends of all finished rounds, in order."""
         return [end for number in self._numbers() if (end := self.end_of(number)) is not None]
 
     def current(self, run_id: str = "") -> RoundStart:
-        """The round that was started and has not ended, or else the next one, which is not stored yet."""
+        """Return the unfinished round, or else the next one, which is not stored yet."""
         last = self.count()
         if last and (end := self.end_of(last)) is None:
             unfinished = self.start_of(last)
@@ -93,7 +92,7 @@ class Rounds:
         )
 
     def start(self, start: RoundStart) -> None:
-        """Store it before the round's first job. Of a round that had been started, its prompts may be others now.
+        """Store the start before the round's first job. A round started before may get other prompts now.
 
         Raises ConflictError if another process has started the round.
         """
@@ -107,7 +106,7 @@ class Rounds:
             self._store.replace(path, _encoded(start), stored[1])
 
     def accept(self, start: RoundStart, candidate: ArtifactRef, reason: str) -> str:
-        """Move the alias `accepted` to the candidate. Returns why it was not: somebody else has moved it meanwhile.
+        """Move the alias `accepted` to the candidate. Returns the reason if another process has moved it meanwhile.
 
         A second call for the same round is a no-op.
         """
@@ -123,11 +122,11 @@ class Rounds:
         return ""
 
     def end(self, end: RoundEnd) -> None:
-        """Raises ConflictError if the round has ended already."""
+        """Store the end of a round. Raises ConflictError if the round has ended already."""
         self._write_once(self._path(end.number, "end"), end)
 
     def skip(self, reason: str) -> RoundEnd:
-        """Ends the round that was started and has not ended, without a verdict; the next one has other prompts.
+        """End the unfinished round without a verdict; the next one has other prompts.
 
         Raises ConflictError if there is none, or a process runs it.
         """
@@ -141,7 +140,7 @@ class Rounds:
             return self.give_up(start, reason, run_id="")
 
     def give_up(self, start: RoundStart, reason: str, run_id: str) -> RoundEnd:
-        """As `skip`, by whoever runs the round."""
+        """End the round as `skip` does, called by the process that runs it."""
         used = start.prompts is not None and ArtifactRepository(self._store).manifest(start.prompts) is not None
         skipped = RoundEnd(
             number=start.number, verdict="skipped", reason=reason, record=None, candidate=None,
@@ -152,18 +151,18 @@ class Rounds:
 
     @property
     def page_path(self) -> str:
-        """Where the page with all rounds is."""
+        """Path of the page with all rounds."""
         return f"loops/{self._name}/rounds.html"
 
     def pins_path(self, number: int) -> str:
-        """Where the round keeps what its aliases, branches and files were when it was started."""
+        """Return the path of the round's pins: its aliases, branches and files as of its start."""
         return self._path(number, "pins")
 
     def _numbers(self) -> list[int]:
-        """Of the rounds that were started, in order. An object with a name that we never write is no round."""
+        """Return the numbers of the rounds that were started, in order. Objects with other names are ignored."""
         paths = (path.split("/") for path in self._store.list(f"loops/{self._name}/"))
-        found = {parts[2] for parts in paths if len(parts) == 4 and parts[3] in ("start.json", "end.json")}
-        return sorted(int(text) for text in found if _NUMBER.fullmatch(text))
+        numbers = {parts[2] for parts in paths if len(parts) == 4 and parts[3] in ("start.json", "end.json")}
+        return sorted(int(text) for text in numbers if _NUMBER.fullmatch(text))
 
     def _path(self, number: int, document: str) -> str:
         return f"loops/{self._name}/{number:06}/{document}.json"

@@ -1,4 +1,4 @@
-"""The environment variables and files that an S3 client reads: which of them is wrong, in one sentence."""
+"""Validation of the environment variables and files that an S3 client reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SILENT_SECONDS = 5.0  # of retries, before the message
 
 
 def endpoint() -> tuple[str, str]:
-    """The variable that names the server, and the server."""
+    """Return the variable that names the server, and the server."""
     name = "AWS_ENDPOINT_URL_S3" if os.environ.get("AWS_ENDPOINT_URL_S3") else "AWS_ENDPOINT_URL"
     return name, os.environ.get(name) or "AWS S3"
 
@@ -42,7 +42,7 @@ def region() -> str | None:
 
 
 def check_settings(url: str) -> None:
-    """Raises StoreError, which names the variable, for one with which no server could be asked. url: the store's."""
+    """Raise StoreError, which names the variable, for a setting that prevents every request. url: the store's."""
     if not is_unicode(url):
         raise StoreError(f"{one_line(url)}: this is no UTF-8: correct the store's URL, ALIGNMENT_STORE")
     for name in _CREDENTIALS:
@@ -70,7 +70,7 @@ def _check_proxies() -> None:
 
 
 def client_problem(error: BaseException, server: str) -> str | None:
-    """Why the client could not ask `server` at all; None where it could, or only the server is to blame."""
+    """Return why the client failed to send a request to `server`; None if it was sent, or the server is at fault."""
     if isinstance(error, ProfileNotFound):
         profile = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
         return f"AWS_PROFILE={profile}: ~/.aws/config has no such profile: correct or unset it"
@@ -91,23 +91,23 @@ def client_problem(error: BaseException, server: str) -> str | None:
 
 
 def is_lasting(error: BaseException) -> bool:
-    """Whether the client could not make its request, for a reason that does not pass."""
+    """Return whether the client failed to make its request for a permanent reason."""
     return type(error) is HTTPClientError and isinstance(error.__context__, _LASTING)
 
 
 def _through_proxy(server: str) -> str:
-    """The variable that sends requests for `server` through a proxy; empty if none does."""
+    """Return the variable that sends requests for `server` through a proxy; empty if none does."""
     scheme, host = urlsplit(server).scheme or "https", urlsplit(server).hostname or ""
     return f"{scheme}_proxy" if scheme in getproxies() and not proxy_bypass(host) else ""
 
 
 class WaitingNote:
-    """Tells once, on standard error, that a call is repeated."""
+    """Prints once, on standard error, that a call is retried."""
 
     def __init__(self) -> None:
-        self._said = False
+        self._printed = False
 
     def __call__(self, state: RetryCallState) -> None:
-        if not self._said and (state.seconds_since_start or 0.0) > _SILENT_SECONDS:
-            self._said = True
+        if not self._printed and (state.seconds_since_start or 0.0) > _SILENT_SECONDS:
+            self._printed = True
             print(f"waiting for the S3 server at {endpoint()[1]}", file=sys.stderr, flush=True)

@@ -147,7 +147,7 @@ class S3Store(Store):
         self._request("delete_object", path)
 
     def page_url(self, path: str) -> str:
-        """Signed, for as long as servers allow: credentials that expire earlier end it earlier."""
+        """Return a URL signed for the longest time that servers allow; it ends earlier if the credentials do."""
         signed: str = self._call(
             path,
             self._s3._url,
@@ -179,7 +179,7 @@ class S3Store(Store):
         return f"{self._bucket}/{self._key(path)}"
 
     def _get(self, path: str, reader: Callable[..., Any], timeout: float | None = -1) -> Any:
-        """What `reader` makes of the object; None if there is none."""
+        """Return `reader` of the object; None if there is none."""
         try:
             return self._call(path, reader, self._key(path), timeout=timeout)
         except StoreError as error:
@@ -263,7 +263,7 @@ def _open(*, connect_timeout: float, read_timeout: float) -> s3fs.S3FileSystem:
 
 
 def _response(error: BaseException | None) -> dict[str, Any]:
-    """The server's response: s3fs raises an OSError of its own from botocore's."""
+    """Return the server's response: s3fs raises an OSError of its own from botocore's."""
     while error is not None and not isinstance(error, ClientError):
         error = error.__cause__
     return dict(error.response) if isinstance(error, ClientError) else {}

@@ -1,4 +1,4 @@
-"""What a job must do: the document that its submitter stores beside the artifact to be."""
+"""The spec of a job, stored beside its future artifact by the submitter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_core.config.base import Config
 
 
 class StageSpec(Config):
-    """All that a job must know, stored at <artifact>/spec.json; the job has no other input."""
+    """The only input of a job, stored at <artifact>/spec.json."""
 
     name: str  # the recipe's node
     stage: str

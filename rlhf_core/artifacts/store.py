@@ -23,7 +23,7 @@ class Store(ABC):
 
     @abstractmethod
     def get_tagged(self, path: str) -> tuple[bytes, str] | None:
-        """The object and its tag, for `replace`; None if there is no object."""
+        """Return the object and its tag, for `replace`; None if there is no object."""
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
@@ -51,35 +51,40 @@ class Store(ABC):
 
     @abstractmethod
     def hashed(self, path: str) -> tuple[str, int] | None:
-        """SHA-256 and size of the object, read as a stream; None if there is no object."""
+        """Return SHA-256 and size of the object, read as a stream; None if there is no object."""
 
     @abstractmethod
     def move(self, path: str, target: str) -> None:
-        """Rename the object, over one that has the name already. Raises StoreError if there is no such object."""
+        """Rename the object, overwriting any object at `target`. Raises StoreError if there is no such object."""
 
     @abstractmethod
     def exists(self, path: str) -> bool: ...
 
     @abstractmethod
     def list(self, prefix: str) -> Paths:
-        """The sorted paths of all objects that start with `prefix`, which need not end at a slash."""
+        """Return the sorted paths of all objects that start with `prefix`, which need not end at a slash."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """No-op if there is no such object."""
+        """Delete the object; no-op if there is none."""
 
     @abstractmethod
     def page_url(self, path: str) -> str | None:
-        """A URL at which a browser shows the object, a page of HTML, without credentials, for a limited time; None if
-        it could not."""
+        """Return a URL at which a browser shows an HTML object without credentials, for a limited time; None if
+        unsupported.
+        """
 
     @abstractmethod
     def reach(self) -> None:
-        """Check by reading alone that the store answers and accepts our credentials. StoreError names what fails."""
+        """Check by reading alone that the store responds and accepts our credentials. Raises StoreError that names
+        the failure.
+        """
 
     @abstractmethod
     def probe(self) -> None:
-        """Check that the store exists, accepts our credentials and keeps the contract. StoreError names what fails."""
+        """Check that the store exists, accepts our credentials and keeps the contract. Raises StoreError that names
+        the failure.
+        """
 
     def get(self, path: str) -> bytes | None:
         content_and_tag = self.get_tagged(path)
@@ -90,19 +95,19 @@ class Store(ABC):
 
 
 def is_path(path: str) -> bool:
-    """Whether it can name an object: a normal relative posix path."""
+    """Return whether `path` can name an object: a normal relative posix path."""
     parts = PurePosixPath(path).parts
     return bool(parts) and path == "/".join(parts) and not (parts[0].startswith(("/", ".")) or ".." in parts)
 
 
 def not_written(file: Path, error: OSError) -> StoreError:
-    """Of a local file that a store's object was to be copied to: the store is well."""
+    """Return the error for a local target file that cannot be written; the store itself works."""
     what = error.strerror or error
     return StoreError(f"'{file}' cannot be written ({what}): free space there, or use another folder")
 
 
 def checked_path(path: str) -> str:
-    """Returns `path` if it can name an object; else raises StoreError."""
+    """Return `path` if it can name an object; else raise StoreError."""
     if not is_path(path):
         raise StoreError(f"`{path}` cannot name an object: it must be a relative path without `.`, `..` or `//`")
     return path
@@ -115,15 +120,15 @@ def probe_contract(store: Store) -> None:
     try:
         store.put_if_absent(path, first)
         _must_conflict(store, "put-if-absent overwrites", lambda: store.put_if_absent(path, second))
-        found = store.get_tagged(path)
-        if found is None or found[0] != first:
+        tagged = store.get_tagged(path)
+        if tagged is None or tagged[0] != first:
             raise StoreError(
                 f"{store.url}: a read returns other bytes than were written, so no result would be safe there"
             )
-        store.replace(path, second, found[1])
+        store.replace(path, second, tagged[1])
         if store.get(path) != second:
             raise StoreError(f"{store.url}: a read after a write returns old bytes, so no result would be safe there")
-        _must_conflict(store, "a stale compare-and-swap overwrites", lambda: store.replace(path, first, found[1]))
+        _must_conflict(store, "a stale compare-and-swap overwrites", lambda: store.replace(path, first, tagged[1]))
     except ConflictError as error:
         raise StoreError(f"{store.url}: a conditional write fails although its condition holds: {error}") from error
     finally:

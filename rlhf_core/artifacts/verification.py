@@ -1,4 +1,4 @@
-"""Whether the store still has the bytes that it was given: every blob hashed again, every manifest read again."""
+"""Integrity of a store: hashes every blob and reads every manifest again."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def verify(
     *,
     progress: Progress = lambda done, total, num_bytes: None,
 ) -> Verification:
-    """Reads every blob of the artifacts `refs`, or of the whole store, in parallel and without keeping any of it.
+    """Check every blob of the artifacts `refs`, or of the whole store, in parallel and without keeping the bytes.
 
-    Raises StoreError if the store fails, or one of `refs` is not there; damage is returned.
+    Raises StoreError if the store fails, or one of `refs` is missing; damage is returned.
     """
-    found = Verification()
+    result = Verification()
     users: dict[str, set[ArtifactRef]] = defaultdict(set)
     sizes: dict[str, dict[int, ArtifactRef]] = defaultdict(dict)
     for ref in repository.refs() if refs is None else refs:
-        found.artifacts += 1
+        result.artifacts += 1
         manifest, problem = _manifest(repository, ref)
         if problem:
-            found.damage.append(Damage(manifest_path(ref), problem, (ref,)))
-        for sha256, size in () if manifest is None else _named(manifest):
+            result.damage.append(Damage(manifest_path(ref), problem, (ref,)))
+        for sha256, size in () if manifest is None else _blobs(manifest):
             users[sha256].add(ref)
             if size is not None:
                 sizes[sha256][size] = ref
@@ -73,11 +73,11 @@ def verify(
     with ThreadPoolExecutor(_PARALLEL_READS) as pool:
         hashed = pool.map(lambda sha256: (sha256, _hashed(repository, sha256)), sorted(stored | users.keys()))
         for sha256, content in hashed:
-            found.blobs += 1
-            found.num_bytes += content[1] if content else 0
-            found.damage += _blob_damage(sha256, content, tuple(sorted(users[sha256], key=str)), sizes[sha256])
-            progress(found.blobs, total, found.num_bytes)
-    return found
+            result.blobs += 1
+            result.num_bytes += content[1] if content else 0
+            result.damage += _blob_damage(sha256, content, tuple(sorted(users[sha256], key=str)), sizes[sha256])
+            progress(result.blobs, total, result.num_bytes)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ class Repair:
 
 
 def repair(repository: ArtifactRepository, damage: Sequence[Damage], cache: Path) -> Iterator[Repair]:
-    """Puts each damaged blob back from the node's `cache` where that has it, and takes the others out of use.
+    """Restore each damaged blob from the node's `cache` if it is there, and quarantine the others.
 
     An artifact whose blob is missing counts as absent, so the next run computes it again, and nothing else: the keys
-    of what was made from it are those of its inputs, not of its bytes. What is taken out of use is kept below
-    `damaged/`. The evidence is read again first: an object that is whole now stays.
+    of its descendants depend on its key, not its bytes. Quarantined objects are kept below `damaged/`. The evidence is
+    read again first: an object that is intact now stays.
     Raises StoreError if the store fails, or a job that computes one of the artifacts is running.
     """
     for item in damage:
@@ -130,7 +130,7 @@ def _put_aside(repository: ArtifactRepository, path: str) -> str:
 
 
 def _manifest(repository: ArtifactRepository, ref: ArtifactRef) -> tuple[Manifest | None, str]:
-    """The manifest, if it can be used, and what is wrong with it."""
+    """Return the manifest, if usable, and its damage."""
     try:
         manifest = repository.stored_manifest(ref)
     except IntegrityError as error:
@@ -140,19 +140,19 @@ def _manifest(repository: ArtifactRepository, ref: ArtifactRef) -> tuple[Manifes
     if manifest is None:
         raise StoreError(f"{repository.store.url} has no artifact {ref}: `alignment artifacts` lists them")
     try:
-        for sha256, _ in _named(manifest):
+        for sha256, _ in _blobs(manifest):
             blob_path(sha256)
         spec = repository.read_spec(ref) if repository.has_spec(ref) else None
     except IntegrityError as error:
         return None, _cause(error, "its spec.json is not a spec")
-    for name, asked in () if spec is None else _asked(spec):
-        if getattr(manifest, name) != asked:
+    for name, value in () if spec is None else _spec_fields(spec):
+        if getattr(manifest, name) != value:
             return None, f"its {name} is not that of its spec.json"
     return manifest, ""
 
 
-def _asked(spec: StageSpec) -> Iterator[tuple[str, Any]]:
-    """What a manifest repeats of its spec, which is what the key is made of."""
+def _spec_fields(spec: StageSpec) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a spec that its manifest repeats: the key's ingredients."""
     yield from (("key", spec.key), ("stage", spec.stage), ("config", spec.config), ("parents", spec.inputs))
     yield from (
         ("user_files", spec.user_files),
@@ -175,8 +175,8 @@ def _stored_blobs(repository: ArtifactRepository) -> Iterator[str]:
             yield name
 
 
-def _named(manifest: Manifest) -> Iterator[tuple[str, int | None]]:
-    """The blobs that the artifact needs, each with its size, and those of the user's files that it was made with."""
+def _blobs(manifest: Manifest) -> Iterator[tuple[str, int | None]]:
+    """Yield the blobs of the artifact with their sizes, and those of the user files that were used to make it."""
     yield from ((file.sha256, file.size) for file in manifest.files)
     yield from ((sha256, None) for sha256 in manifest.user_files.values())
 
