@@ -237,7 +237,7 @@ def _this_process() -> Holder:
 
 
 def _machine() -> str:
-    """Return an id that two processes share only if each can check whether the other is alive; empty if unknown."""
+    """Return an id that two processes share only if each can see whether the other lives; empty if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"

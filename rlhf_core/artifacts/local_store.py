@@ -142,7 +142,7 @@ class LocalStore(Store):
         return file if stat.S_ISREG(mode) else None
 
     def _require_folder(self) -> None:
-        """Raise StoreError if the root is a file, which would list as empty. A missing folder is created by a write."""
+        """Raise StoreError if the root is a file, which would list as empty. A write creates a missing folder."""
         if self._folder.exists() and not self._folder.is_dir():
             raise StoreError(f"the store {self.url} is a file, not a folder: correct ALIGNMENT_STORE")
 

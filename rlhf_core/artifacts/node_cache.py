@@ -48,8 +48,8 @@ class NodeCache:
             (root / name).mkdir(parents=True, exist_ok=True)
 
     def folder(self, files: Mapping[str, str], get_blob: Callable[[str, Path], None]) -> Path:
-        """Return the folder with `files`, relative path -> sha256. The files are read-only and kept until the
-        process ends.
+        """Return the folder with `files`, relative path -> sha256. The files are read-only and kept until the process
+        ends.
 
         get_blob(sha256, path) writes a verified blob to a new file; its errors are raised.
         """

@@ -193,7 +193,7 @@ class ArtifactRepository:
         return candidates
 
     def find(self, text: str) -> Manifest:
-        """Return the manifest of `resolve(text)`. Raises StoreError also if files of the artifact are gone."""
+        """Return the manifest of `resolve(text)`. Raises StoreError also if files of it are gone."""
         ref = self.resolve(text)
         manifest = self.manifest(ref)
         if manifest is None:
@@ -236,9 +236,7 @@ class ArtifactRepository:
 
 
 def blob_path(sha256: str) -> str:
-    """Return the path of a blob. Raises IntegrityError for an invalid hash: it becomes part of paths here and on
-    nodes.
-    """
+    """Return the path of a blob. Raises IntegrityError for an invalid hash, which could be any path."""
     if not _SHA256.fullmatch(sha256):
         raise IntegrityError(f"`{sha256}` is not a SHA-256 in hexadecimal digits")
     return f"blobs/sha256/{sha256[:2]}/{sha256}"

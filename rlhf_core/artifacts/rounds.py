@@ -61,7 +61,7 @@ class Rounds:
         return take_lease(self._store, f"leases/loops/{self._name}.json")
 
     def count(self) -> int:
-        """Number of rounds started. A round with only an end counts: reusing its number would reuse its prompts."""
+        """Number of rounds started. Rounds with only an end count: a number used twice would use its prompts twice."""
         return max(self._numbers(), default=0)
 
     def start_of(self, number: int) -> RoundStart | None:

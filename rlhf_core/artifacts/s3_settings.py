@@ -70,7 +70,7 @@ def _check_proxies() -> None:
 
 
 def client_problem(error: BaseException, server: str) -> str | None:
-    """Return why the client failed to send a request to `server`; None if it was sent, or the server is at fault."""
+    """Return why no request could be sent to `server`; None if it was sent, or the server is at fault."""
     if isinstance(error, ProfileNotFound):
         profile = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
         return f"AWS_PROFILE={profile}: ~/.aws/config has no such profile: correct or unset it"

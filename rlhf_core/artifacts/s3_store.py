@@ -147,7 +147,7 @@ class S3Store(Store):
         self._request("delete_object", path)
 
     def page_url(self, path: str) -> str:
-        """Return a URL signed for the longest time that servers allow; it ends earlier if the credentials do."""
+        """Return a URL signed for the longest time that servers allow. It ends earlier if the credentials do."""
         signed: str = self._call(
             path,
             self._s3._url,

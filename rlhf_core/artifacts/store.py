@@ -70,21 +70,15 @@ class Store(ABC):
 
     @abstractmethod
     def page_url(self, path: str) -> str | None:
-        """Return a URL at which a browser shows an HTML object without credentials, for a limited time; None if
-        unsupported.
-        """
+        """Return a URL at which a browser shows an HTML object without credentials, for a limited time; or None."""
 
     @abstractmethod
     def reach(self) -> None:
-        """Check by reading alone that the store responds and accepts our credentials. Raises StoreError that names
-        the failure.
-        """
+        """Check by reading alone that the store responds and accepts our credentials. Raises StoreError."""
 
     @abstractmethod
     def probe(self) -> None:
-        """Check that the store exists, accepts our credentials and keeps the contract. Raises StoreError that names
-        the failure.
-        """
+        """Check that the store exists, accepts our credentials and keeps the contract. Raises StoreError."""
 
     def get(self, path: str) -> bytes | None:
         content_and_tag = self.get_tagged(path)
