@@ -1,1 +1,1 @@
-"""Processes that a process starts for itself: what they answer, what limits them, how they end."""
+"""Child processes: protocol, limits, shutdown."""

@@ -17,7 +17,7 @@ _KEPT = 64 * 1024  # bytes, the last ones
 
 
 class ChildOutput:
-    """Output of the processes that open the pipe `path`, and of all that they start."""
+    """Output of the processes that open the pipe `path`, and of their descendants."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,24 +31,24 @@ class ChildOutput:
         self._thread.start()
 
     def show(self) -> None:
-        """Print what was kept, and all that follows."""
+        """Print the kept output, and all further output."""
         with self._lock:
             self._passes = True
             _print(self.kept)
             self.kept = b""
 
     def follow(self) -> None:
-        """Drop what was kept, and print all that follows."""
+        """Drop the kept output, and print all further output."""
         with self._lock:
             self._passes, self.kept = True, b""
 
     def keep(self) -> None:
-        """Print no more."""
+        """Stop printing."""
         with self._lock:
             self._passes = False
 
     def close(self) -> None:
-        """When its processes have ended."""
+        """Close the pipe, after its processes have ended."""
         os.close(self._end)
         self._thread.join()
         os.close(self._ended)
@@ -72,7 +72,7 @@ def _print(printed: bytes) -> None:
 
 @contextmanager
 def kept_output() -> Iterator[ChildOutput | None]:
-    """Shown if the context ends with an error. None: VLLM_LOGGING_LEVEL asks for what libraries print."""
+    """Keep output, and print it if the context ends with an error. Yields None if VLLM_LOGGING_LEVEL is set."""
     if "VLLM_LOGGING_LEVEL" in os.environ:
         yield None
         return
@@ -89,7 +89,7 @@ def kept_output() -> Iterator[ChildOutput | None]:
 
 
 def write_to(path: Path) -> None:
-    """All that this process and those that it starts print."""
+    """Redirect all output of this process and its descendants to `path`."""
     pipe = os.open(path, os.O_WRONLY)
     os.dup2(pipe, 1)
     os.dup2(pipe, 2)
@@ -97,7 +97,7 @@ def write_to(path: Path) -> None:
 
 
 def _silence_tracker() -> None:
-    """Python's process that knows shared semaphores lives longest, and lists those that killed processes left to it."""
+    """Silence Python's tracker of shared semaphores: it outlives the others, and lists those of killed processes."""
     sys.stderr.flush()
     shown = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,6 +1,6 @@
-"""A process of this program's own, for what must not run in this one.
+"""A child process of this program, for code that must not run in this process.
 
-Imports no torch, so that the environment which the child is given counts there.
+Imports no torch, so that the environment of the child takes effect there.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class ChildProcess:
     def __init__(
         self, name: str, environment: Mapping[str, str] | None = None, output: ChildOutput | None = None
     ) -> None:
-        """name: in errors. environment: variables that it gets before anything is imported. output: where all that it
-        prints goes; none: where this process prints."""
+        """name: for errors. environment: variables that are set before anything is imported. output: target of all its
+        output; none: that of this process.
+        """
         self._name = name
         self._executor = ProcessPoolExecutor(
             1,
@@ -46,11 +47,14 @@ class ChildProcess:
         self.pid = self.call(os.getpid)
 
     def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """`function(*args, **kwargs)` there; what it raises is raised here. Raises StageError if the process dies."""
+        """Run `function(*args, **kwargs)` in the child.
+
+        Raises the function's exceptions, and StageError if the process dies.
+        """
         return self.result(self.begin(function, *args, **kwargs))
 
     def begin(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """As `call`, without waiting for its end."""
+        """Start a call, as `call` does, and return its future."""
         try:
             self._newest = future = self._executor.submit(function, *args, **kwargs)
         except BrokenProcessPool as error:
@@ -58,7 +62,7 @@ class ChildProcess:
         return future
 
     def result(self, future: Future[R]) -> R:
-        """Of what was begun, when it has ended; what it raised is raised here."""
+        """Wait for a call started by `begin`; return its result or raise its exception."""
         try:
             return future.result()
         except BrokenProcessPool as error:
@@ -70,7 +74,7 @@ class ChildProcess:
         )
 
     def close(self, *, at_once: bool = False) -> None:
-        """End it: at once, or in order, unless it is still at work. Idempotent."""
+        """Terminate the child: at once, or in order unless it is still at work. Idempotent."""
         if at_once or (self._newest is not None and not self._newest.done()):
             self._kill()
         self._executor.shutdown()

@@ -1,4 +1,4 @@
-"""Processes that multiprocessing has started, and that end with their parent."""
+"""Multiprocessing children that end with their parent."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import psutil
 
 
 def end_with_parent() -> None:
-    """Called in a process that multiprocessing has started: it ends with its parent, however that ends. Ctrl-C reaches
-    the parent alone."""
+    """Make this multiprocessing child end with its parent, however that ends. Ctrl-C reaches the parent alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_wait_and_end, daemon=True).start()
 
@@ -27,7 +26,7 @@ def _wait_and_end() -> None:
 
 
 def kill_below(process: psutil.Process) -> None:
-    """End all that `process` has started, at once."""
-    for found in process.children(recursive=True):
+    """Kill all descendants of `process`."""
+    for descendant in process.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            found.kill()
+            descendant.kill()

@@ -1,4 +1,4 @@
-"""What an executor is given, in its own process: the policy, which it asks over the episode's socket."""
+"""The policy, as an executor calls it from its own process over the episode's socket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the policy sampled after a prompt. As a segment of a sequence that is returned, its tokens are trained."""
+    """A completion sampled by the policy. As a segment of a returned sequence, its tokens are trained."""
 
     number: int  # of the call, in the order in which they were asked for
     token_ids: list[int]
@@ -23,7 +23,7 @@ class Reply:
 
 
 class EngineHandle:
-    """The `engine` of an executor. Several calls may wait at a time."""
+    """The `engine` of an executor. Supports concurrent calls."""
 
     def __init__(self, connection: socket.socket, answers: Iterator[Mapping[str, Any]]) -> None:
         self._connection, self._answers = connection, answers
@@ -34,26 +34,26 @@ class EngineHandle:
     async def generate(
         self, token_ids: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Reply:
-        """What the policy says after the tokens, at the temperature of the run.
+        """Sample a completion after the tokens, at the temperature of the run.
 
-        max_tokens: none for `sampling.max_tokens`. stop: it ends with the token that completes one of these texts.
-        Raises ValueError beyond the limits of the episode, or of the context.
+        max_tokens: none for `sampling.max_tokens`. stop: the completion ends with the token that completes one of these
+        texts. Raises ValueError beyond the limits of the episode, or of the context.
         """
-        asked = {"token_ids": list(token_ids), "max_tokens": max_tokens, "stop": list(stop)}
-        return Reply(**await self._ask("generate", asked))
+        request = {"token_ids": list(token_ids), "max_tokens": max_tokens, "stop": list(stop)}
+        return Reply(**await self._ask("generate", request))
 
     async def encode(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[int]:
-        """The messages as the policy's chat template writes them, with its generation prompt."""
+        """Tokenize messages with the policy's chat template and generation prompt."""
         tokens: list[int] = await self._ask("encode", {"messages": list(messages), "tools": tools})
         return tokens
 
     async def tokenize(self, text: str) -> list[int]:
-        """A text alone, without special tokens."""
+        """Tokenize a text alone, without special tokens."""
         tokens: list[int] = await self._ask("tokenize", {"text": text})
         return tokens
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, special tokens dropped."""
+        """Decode tokens, dropping special tokens."""
         text: str = await self._ask("decode", {"token_ids": list(token_ids)})
         return text
 
@@ -80,7 +80,7 @@ class EngineHandle:
 
 
 def claimed(value: Any) -> Any:
-    """What an executor returns, its segments as the stage reads them."""
+    """Convert an executor's return value, with its segments in the stage's format."""
     if not isinstance(value, Mapping) or not isinstance(value.get("sequences"), list | tuple):
         return value
     sequences = [

@@ -1,4 +1,4 @@
-"""Forks of a process that has loaded what they need, one for each request. Has the standard library alone."""
+"""Fork server: forks a process that has its imports loaded, once per request. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ class Request:
 
 
 class ForkServer:
-    """Forks its process, which has one thread, for each request. A fork is the first of its process group.
+    """Forks its single-threaded process for each request. Each fork leads a process group of its own.
 
-    It is killed with its group when the other end of its lifeline is closed, or there are no more requests. Each byte
-    of the lifeline is the number of a signal for it; the answer is the status with which it has ended, below 0 of a
-    signal.
+    A fork is killed with its group when the other end of its lifeline is closed, or the requests end. Each byte sent
+    over the lifeline is a signal number for the fork; the reply is its exit status, negative for a signal.
     """
 
     def __init__(
@@ -51,10 +50,10 @@ class ForkServer:
         kill_rest: bool = True,
         ended: Ended | None = None,
     ) -> None:
-        """accept: reads a request from `source`; None: it is none. Raises EOFError if there are no more.
+        """accept: reads a request from `source`; None: invalid. Raises EOFError at the end of the requests.
 
-        most: forks at a time. kill_rest: kill what a fork that has ended by itself has left. ended: called with the
-        id of a fork, its status and what it has used.
+        most: concurrent forks. kill_rest: kill the remaining group of a fork that has ended by itself. ended: called
+        with the pid of a fork, its status and its resource usage.
         """
         self._source, self._accept = source, accept
         self._most, self._kill_rest, self._ended = most, kill_rest, ended
@@ -63,16 +62,16 @@ class ForkServer:
         self._lifelines: dict[int, socket.socket | None] = {}  # by the fork, until it is reaped; None: it is killed
 
     def watch(self, file: File, call: Callable[[], object]) -> None:
-        """Call it whenever the file can be read. No fork has the file open."""
+        """Call `call` whenever the file is readable. Forks do not inherit the file."""
         self._selector.register(file, selectors.EVENT_READ, call)
 
     def forget(self, file: File) -> None:
-        """Close a file that is watched."""
+        """Close a watched file."""
         self._selector.unregister(file)
         _close(file)
 
     def serve(self) -> None:
-        """Until there are no more requests; then all forks are killed."""
+        """Serve until the requests end; then kill all forks."""
         gc.freeze()  # a collection in a fork would write to, and so copy, the memory of all that is loaded
         woken, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -146,7 +145,7 @@ class ForkServer:
             _kill(process)
 
     def _reap(self) -> None:
-        """Also processes of forks that have ended, where this process has them (PR_SET_CHILD_SUBREAPER)."""
+        """Reap ended children, including orphans of forks if this process is a subreaper (PR_SET_CHILD_SUBREAPER)."""
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 process = ended.si_pid
@@ -166,7 +165,7 @@ class ForkServer:
 
 
 def received_files(control: socket.socket, count: int) -> list[int]:
-    """Those of one request, as an `accept` of ForkServer needs them; none if this process can have no more."""
+    """Receive the file descriptors of a request, for `accept`; empty at this process's limit of open files."""
     mark, descriptors, _, _ = socket.recv_fds(control, 1, count)
     if not mark:
         raise EOFError
@@ -186,7 +185,7 @@ def end_with(parent: int) -> None:
 
 
 def _kill(process: int) -> None:
-    """Of a fork that is not reaped: it, since it may not have its group yet, and the group."""
+    """Kill a fork that is not reaped, and its group, which may not exist yet."""
     os.kill(process, signal.SIGKILL)
     with suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)

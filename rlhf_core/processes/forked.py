@@ -1,4 +1,4 @@
-"""A fork that a ForkServer makes for this process, which exchanges lines of JSON with it."""
+"""A fork of a ForkServer, and the exchange of JSON lines with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENDING_SECONDS = 2.0  # that the server has to learn that a fork has ended
 
 
 class ForkedProcess:
-    """From `begin` to `close`. `control` is this process's end of the server's socket."""
+    """A fork from `begin` to `close`. `control` is this process's end of the server's socket."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -24,17 +24,17 @@ class ForkedProcess:
         self._lifeline: socket.socket | None = None
 
     async def begin(self) -> None:
-        """Where the server has ended, the fork has ended, too."""
-        ours, theirs = socket.socketpair()
+        """Request the fork; an ended server counts as an ended fork."""
+        parent_end, child_end = socket.socketpair()
         self._lifeline, its = socket.socketpair()
         self._lifeline.setblocking(False)
-        with theirs, its:
-            self._streams = await asyncio.open_connection(sock=ours, limit=LONGEST_LINE)
+        with child_end, its:
+            self._streams = await asyncio.open_connection(sock=parent_end, limit=LONGEST_LINE)
             with suppress(OSError):
-                socket.send_fds(self._control, [b"f"], [theirs.fileno(), its.fileno()])
+                socket.send_fds(self._control, [b"f"], [child_end.fileno(), its.fileno()])
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Raises ProcessError if it has ended."""
+        """Send a message. Raises ProcessError if the fork has ended."""
         assert self._streams is not None
         writer = self._streams[1]
         try:
@@ -44,8 +44,11 @@ class ForkedProcess:
             raise await self._ended() from error
 
     async def receive(self) -> Any:
-        """The next message. Raises ProcessError if there is none, LimitOverrunError if it is longer than LONGEST_LINE,
-        ValueError if it is no JSON."""
+        """Return the next message.
+
+        Raises ProcessError if there is none, LimitOverrunError if it exceeds LONGEST_LINE, ValueError if it is not
+        JSON.
+        """
         assert self._streams is not None
         try:
             return json.loads(await self._streams[0].readuntil(b"\n"))
@@ -53,7 +56,7 @@ class ForkedProcess:
             raise await self._ended() from error
 
     async def _ended(self) -> ProcessError:
-        """How is not known where its server has ended."""
+        """Return the error for an ended fork; its status is unknown if its server has ended."""
         status = b""
         with suppress(TimeoutError):
             async with asyncio.timeout(_ENDING_SECONDS):
@@ -67,14 +70,14 @@ class ForkedProcess:
         return b""
 
     async def finish(self) -> None:
-        """Send no more, and wait until it has ended, which it does by itself."""
+        """Close the sending side, and wait until the fork ends by itself."""
         if self._streams is not None:
             with suppress(OSError):  # it has ended
                 self._streams[1].write_eof()
             await self._status()
 
     def close(self) -> None:
-        """End it with all that it has started. Idempotent."""
+        """Kill the fork with its descendants. Idempotent."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None

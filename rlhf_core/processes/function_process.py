@@ -39,14 +39,14 @@ def main() -> None:
 
 
 def _serve(requests: Iterator[Any], replies: IO[str]) -> None:
-    """A request names a function, in a file that is run once, or has the arguments of a call of the last one named."""
+    """Serve requests: a function to load from a file, which is run once, or arguments for the function loaded last."""
     modules: dict[str, ModuleType] = {}
     threads: list[Thread] = []  # before any file was run
     call: Callable[[list[Any]], dict[str, Any]] | None = None
-    own = os.getpid()
+    pid = os.getpid()
 
     def reply(content: Mapping[str, Any]) -> None:
-        if os.getpid() != own:
+        if os.getpid() != pid:
             os._exit(0)  # a fork that the user's code has made and returned from: each request has one reply
         replies.write(dumps(content) + "\n")
         replies.flush()
@@ -139,7 +139,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Converts numbers of numpy and torch to Python's. Other values are kept, and rejected by name in the parent."""
+    """Convert numbers of numpy and torch to Python's. Other values are kept; the parent rejects them by name."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if value is None or isinstance(value, bool | int | float | str):

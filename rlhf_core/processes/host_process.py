@@ -1,8 +1,7 @@
-"""The process that runs a user's environments, agents or executors: it loads their file once, and forks for each
-episode.
+"""The process that hosts a user's environments, agents or executors: it loads their file once and forks per episode.
 
-A fork has at once what the file has loaded. It may raise, hang, crash or fill its memory without touching another
-episode. Started by hosting.py.
+A fork starts with the file loaded. It may raise, hang, crash or exhaust its memory without affecting another episode.
+Started by hosting.py.
 """
 
 from __future__ import annotations
@@ -61,23 +60,23 @@ def main() -> None:
 
 
 def _loaded(request: Mapping[str, Any]) -> tuple[Callable[..., Any], list[dict[str, Any]]]:
-    """What makes the environment of an episode or its tools, or plays it, with its options; and schemas of tools."""
+    """Return the factory of an episode's environment or tools, or its player, with the options; and tool schemas."""
     file, name, shown, options = request["file"], request["function"], request["shown"], request["options"]
     check_function(Path(file), name, shown)
     function = function_of(run_file(Path(file), shown), name, shown)
-    made: Callable[..., Any] = partial(function, **options)
+    factory: Callable[..., Any] = partial(function, **options)
     schemas: list[dict[str, Any]] = []
     match request["kind"]:
         case "tool":
             tools = tools_of(function, options, f"{shown}:{name}")
             schemas = [tool.schema for tool in tools.values()]
-            made = partial(CalledTools, function, options, tools)
+            factory = partial(CalledTools, function, options, tools)
         case "environment":
             check_maker(function, options, f"{shown}:{name}")
         case "program":
             check_signature(function, request["parameters"], options, f"{shown}:{name}")
     check_no_threads([threading.main_thread()], shown)
-    return made, schemas
+    return factory, schemas
 
 
 @dataclass
@@ -87,7 +86,7 @@ class _Host:
     memory_gib: float
 
     def run(self) -> None:
-        """Until the other end of `control` is closed."""
+        """Serve until the other end of `control` is closed."""
         self._server = ForkServer(self.control, self._accept)
         self._server.serve()
 
@@ -110,14 +109,14 @@ class _Host:
 
 @dataclass
 class _Output:
-    """What an episode prints."""
+    """The output of an episode."""
 
     server: ForkServer
     pipe: int
     left: int = _SHOWN_OUTPUT
 
     def forward(self) -> None:
-        """Write it to the log, up to a limit."""
+        """Write the output to the log, up to a limit."""
         printed = os.read(self.pipe, 1 << 16)
         if not printed:
             self.server.forget(self.pipe)
@@ -130,7 +129,7 @@ class _Output:
 
 
 def _play(connection: socket.socket, function: Callable[..., Any], memory_gib: float) -> None:
-    """One episode, in a process of its own."""
+    """Run one episode, in a process of its own."""
     taken = psutil.Process().memory_info()
     most = getattr(taken, "data", taken.vms) + int(memory_gib * 2**30)  # data: on Linux
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
@@ -172,7 +171,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def _seed(seed: int) -> None:
-    """Random numbers are the episode's own; those of all forks would be the same."""
+    """Seed the random generators per episode; those of all forks would be the same."""
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
@@ -182,7 +181,7 @@ def _seed(seed: int) -> None:
 
 
 def _as_json(value: Any) -> Any:
-    """A number of numpy or torch as JSON has it; an image, as a file's bytes or of PIL, as a data URL."""
+    """Convert a number of numpy or torch to JSON, and an image, file bytes or PIL, to a data URL."""
     if hasattr(value, "save") and hasattr(value, "convert"):
         value = encoded_image(value)
     if isinstance(value, bytes):

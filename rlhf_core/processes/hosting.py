@@ -1,4 +1,4 @@
-"""Episodes in processes of their own: one process loads the user's file, and a fork of it plays each episode."""
+"""Episodes in processes of their own: forks of a process that has loaded the user's file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPEN_FILES = 65_536
 
 
 class EpisodeHost:
-    """The process that has loaded the file."""
+    """The process that has loaded the file, and forks for each episode."""
 
     def __init__(
         self,
@@ -32,17 +32,17 @@ class EpisodeHost:
         log: IO[bytes] | None = None,
         folder: Path | None = None,
     ) -> None:
-        """log, folder: of its process, see UserProcess.
+        """Load the file. log, folder: see UserProcess.
 
         Raises RecipeError, StageError or RewardError if the file cannot be loaded.
         """
         _allow_many_files()
-        self._control, theirs = socket.socketpair()
+        self._control, child_end = socket.socketpair()
         parameters = config.parameters if isinstance(config, CodeEnvironment) else ()
         function = UserFunction(file, config.function, config.path, parameters, config.options, kind)
-        program = ("rlhf_core.processes.host_process", str(theirs.fileno()), str(config.memory_gib))
-        self._process = UserProcess(function, program=program, descriptors=[theirs.fileno()], log=log, folder=folder)
-        with theirs:
+        program = ("rlhf_core.processes.host_process", str(child_end.fileno()), str(config.memory_gib))
+        self._process = UserProcess(function, program=program, descriptors=[child_end.fileno()], log=log, folder=folder)
+        with child_end:
             self._process.start()
         self.loaded = self._process.loaded  # what the process said of the file
 
@@ -55,7 +55,7 @@ class EpisodeHost:
 
 
 class EpisodeProcess(ForkedProcess):
-    """Of one episode. What goes wrong is an EpisodeError."""
+    """The process of one episode. Its failures are EpisodeErrors."""
 
     async def send(self, message: Mapping[str, Any]) -> None:
         try:
@@ -64,7 +64,7 @@ class EpisodeProcess(ForkedProcess):
             raise _dead(error) from error
 
     async def receive(self) -> dict[str, Any]:
-        """The next message. Raises EpisodeError, too, if the user's code has raised an error."""
+        """Return the next message. Raises EpisodeError also if the user's code has raised an error."""
         try:
             message = await super().receive()
         except ProcessError as error:
@@ -80,7 +80,7 @@ class EpisodeProcess(ForkedProcess):
         return message
 
     async def value(self) -> Any:
-        """What the user's code returns, which is the next message."""
+        """Return the return value of the user's code: the next message."""
         message = await self.receive()
         if "value" not in message:
             raise _no_answer()
@@ -96,7 +96,7 @@ def _no_answer() -> EpisodeError:
 
 
 def _allow_many_files() -> None:
-    """An episode needs a socket here, and two descriptors in the host."""
+    """Raise the limit of open files: an episode needs a socket here, and two descriptors in the host."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, wanted), most))

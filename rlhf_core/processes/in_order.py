@@ -1,4 +1,4 @@
-"""A function of many batches, computed in several processes, with results and errors in the order of the batches."""
+"""Parallel map over batches, with results and errors in the order of the batches."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _WAITING = 3  # batches for each process, done or not: what bounds the memory
 
 
 def in_order(function: Callable[[B], R], batches: Iterable[B], processes: int) -> Generator[R, None, None]:
-    """`function` of each batch, in their order. The results do not depend on the number of processes.
+    """Yield `function` of each batch, in order. The results do not depend on the number of processes.
 
-    function: picklable, unless there is one process, which is this one; what it and `batches` raise is raised here,
-    after the results of the batches before. Raises StageError if a process dies.
+    function: picklable, unless there is one process, which is this one. Exceptions of `function` and `batches` are
+    raised after the results of the batches before. Raises StageError if a process dies.
     """
     if processes == 1:
         yield from map(function, batches)
@@ -43,10 +43,10 @@ def in_order(function: Callable[[B], R], batches: Iterable[B], processes: int) -
 
 def _in_order(pool: ProcessPoolExecutor, batches: Iterable[Any], waiting: int) -> Iterator[Any]:
     submitted: deque[Future[Any]] = deque()
-    given, failure = iter(batches), None
+    remaining, failure = iter(batches), None
     while True:
         try:
-            batch = next(given)
+            batch = next(remaining)
         except StopIteration:
             break
         except Exception as error:  # of any type, but what stands before it comes first

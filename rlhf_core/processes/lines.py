@@ -1,4 +1,4 @@
-"""A child process that answers a line of JSON with a line of JSON: both of its ends. Has the standard library alone."""
+"""Both ends of a child process that replies to each line of JSON with one. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.
 
 
 class ProcessError(Exception):
-    """A process ended before it answered. The text says how, as `how_it_ended` does."""
+    """A process ended before it replied. The text is that of `how_it_ended`."""
 
 
 class LineProcess:
-    """A Python program, the first of its process group.
+    """A Python program that leads a process group of its own.
 
-    `close` alone reaps it, after it has killed the group: until then no other process can have its id.
+    Only `close` reaps it, after killing the group: until then no other process can have its pid.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class LineProcess:
         folder: Path | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """arguments: of `python`. environment: all of its variables; none: this process's own, with which it finds our
-        code. log: where its standard error goes; none: to this process's own. folder: its working folder; none: this
-        process's own. descriptors: files that it inherits.
+        """arguments: of `python`. environment: all of its variables; none: those of this process, plus the path of our
+        code. log: target of its standard error; none: that of this process. folder: working folder; none: that of this
+        process. descriptors: files that it inherits.
         """
         self._unread = b""
         self._process = subprocess.Popen(
@@ -65,7 +65,7 @@ class LineProcess:
         return self._process.pid
 
     def exchange(self, request: Any, seconds: float | None) -> Any:
-        """Its answer. Raises TimeoutError, ProcessError, or ValueError for an answer that is no JSON."""
+        """Send a request and return the reply. Raises TimeoutError, ProcessError, or ValueError if it is not JSON."""
         assert self._process.stdin is not None
         deadline = None if seconds is None else time.monotonic() + seconds
         try:
@@ -95,7 +95,7 @@ class LineProcess:
         return ProcessError("closed its files" if status is None else how_it_ended(status))
 
     def status(self, seconds: float = 0.0) -> int | None:
-        """With which it has ended, below 0 of a signal; None if it has not within `seconds`."""
+        """Return the exit status, negative for a signal; None if the process does not end within `seconds`."""
         if not _readable([self._watch], seconds):
             return None
         ended = os.waitid(os.P_PIDFD, self._watch, os.WEXITED | os.WNOWAIT)
@@ -103,7 +103,7 @@ class LineProcess:
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def close(self, *, after_seconds: float = 0.0) -> None:
-        """End it with all that it has started. Idempotent. after_seconds: that it has to end by itself."""
+        """Kill the process with its descendants, after `after_seconds` to end by itself. Idempotent."""
         if self._process.returncode is None:
             self.status(after_seconds)
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -126,7 +126,7 @@ def _with_our_code() -> dict[str, str]:
 
 
 def _readable(descriptors: Sequence[int], seconds: float | None) -> set[int]:
-    """Those that can be read, or whose other end is closed, within `seconds`."""
+    """Return the descriptors that become readable, or are closed at the other end, within `seconds`."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -134,9 +134,10 @@ def _readable(descriptors: Sequence[int], seconds: float | None) -> set[int]:
 
 
 def how_it_ended(status: int) -> str:
-    """What follows "its process": "was killed (signal 9), usually because memory ran out", "ended with status 3".
+    """Return the predicate of "its process": "was killed (signal 9), usually because memory ran out", "ended with
+    status 3".
 
-    status: below 0 of a signal, as Python has it, or above 128, as a shell.
+    status: negative for a signal, as in Python, or above 128, as in a shell.
     """
     number = -status if status < 0 else status - 128
     if number not in _SIGNALS:
@@ -148,15 +149,17 @@ def how_it_ended(status: int) -> str:
 
 
 def open_pipes() -> tuple[IO[str], IO[str]]:
-    """In the child: its requests and its replies. The files that it had for them are then those of the log."""
+    """In the child: return the streams of requests and replies, and redirect standard input and output to the log's."""
     requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     open_standard_files()
     return requests, replies
 
 
 def received(lines: IO[str] | IO[bytes]) -> Iterator[Any]:
-    """In the child, the first of its group: what the other end sends. Once that has ended, this process is killed with
-    all that it has started, even while it computes, which may take for ever."""
+    """Yield the requests, in the child, which leads its group.
+
+    At their end the group is killed, even while it computes.
+    """
     queue: SimpleQueue[str | bytes] = SimpleQueue()
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""Functions as tools: the schema that the policy sees, and calls with arguments that fit it."""
+"""Functions as tools: schemas for the policy, and validation of its arguments."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class ToolFunction:
 
 
 def tools_of(loaded: Callable[..., Any], options: Mapping[str, Any], name: str) -> dict[str, ToolFunction]:
-    """The tools that a function, or a class by its public methods, gives, by their names.
+    """Return the tools of a function, or of a class by its public methods, by name.
 
-    Raises RecipeError if one has no docstring, or parameters without types, or the class cannot take its options.
+    Raises RecipeError if one has no docstring, or parameters without types, or the class does not accept its options.
     """
     if not isinstance(loaded, type):
         if options:
@@ -64,8 +64,8 @@ def _tool(function: Callable[..., Any], name: str, shown: str, *, bound: bool) -
             raise RecipeError(f"{shown}: its parameter `{parameter.name}` has no type, which the policy needs to know")
         needed = parameter.default is parameter.empty
         of_type = types[parameter.name]
-        given = of_type if needed else Annotated[of_type, Field(json_schema_extra={"default": parameter.default})]
-        fields[parameter.name] = Required[given] if needed else NotRequired[given]
+        annotation = of_type if needed else Annotated[of_type, Field(json_schema_extra={"default": parameter.default})]
+        fields[parameter.name] = Required[annotation] if needed else NotRequired[annotation]
     typed_dict: Any = TypedDict  # whose fields mypy wants to know
     arguments = typed_dict("Arguments", fields)
     arguments.__pydantic_config__ = ConfigDict(extra="forbid")
@@ -80,7 +80,7 @@ def _tool(function: Callable[..., Any], name: str, shown: str, *, bound: bool) -
 
 
 def _untitled(schema: Any) -> Any:
-    """Without the titles that pydantic makes of names."""
+    """Remove the titles that pydantic derives from names."""
     if isinstance(schema, list):
         return [_untitled(item) for item in schema]
     if not isinstance(schema, dict):
@@ -93,7 +93,7 @@ def _untitled(schema: Any) -> Any:
 
 
 class CalledTools:
-    """The tools of one episode, as its process runs them: `reset` with the row, `step` with a call."""
+    """The tools of one episode, in its process: `reset` with the row, `step` with a call."""
 
     def __init__(
         self, loaded: Callable[..., Any], options: Mapping[str, Any], tools: Mapping[str, ToolFunction]
@@ -108,7 +108,7 @@ class CalledTools:
             await begun
 
     async def step(self, call: Mapping[str, Any]) -> dict[str, str]:
-        """{result: text}, or {wrong: what is wrong with the arguments}, or {raised: the exception}."""
+        """Return {result: text}, or {wrong: the fault of the arguments}, or {raised: the exception}."""
         name = call["name"]
         try:
             arguments = self._tools[name].arguments.validate_python(call["arguments"])

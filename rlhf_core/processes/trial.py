@@ -1,4 +1,4 @@
-"""One question, asked in a process of its own with limits of memory and time: what answers it may hang, or grow."""
+"""One function call in a process of its own with limits of memory and time: the call may hang, or grow."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ R = TypeVar("R")
 
 
 def tried(seconds: float, memory: int, function: Callable[P, R], /, *arguments: P.args, **named: P.kwargs) -> R:
-    """`function(*arguments, **named)` there. The function is of a module; what it gets and returns are JSON values.
+    """Call a module's `function(*arguments, **named)` in the process. Arguments and result are JSON values.
 
-    memory: bytes of addresses. Raises StageError with the text of one that it raises; MemoryError or TimeoutError at a
-    limit; ProcessError, with the reason, where it fails in another way.
+    memory: bytes of address space. Raises StageError with the text of the function's own; MemoryError or TimeoutError
+    at a limit; ProcessError, with the reason, for any other failure.
     """
     request = {
         "memory": memory, "module": function.__module__, "function": function.__name__,

@@ -1,4 +1,4 @@
-"""Functions in the user's own Python files: checked without running anything, loaded with errors that say where."""
+"""Functions in the user's Python files: checked without execution, loaded with errors that name file and line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _copies: dict[
 
 
 def check_function(file: Path, function: str, shown: str) -> None:
-    """Raise RecipeError if `file` cannot be read, is not Python, or does not define `function`. Runs none of it.
+    """Raise RecipeError if `file` cannot be read, is not Python, or does not define `function`. Executes nothing.
 
     shown: the path as the recipe writes it, for messages.
     """
@@ -41,12 +41,13 @@ def check_function(file: Path, function: str, shown: str) -> None:
     if "*" in names or function in names:
         return
     nearest = did_you_mean(function, sorted(names))
-    known = f"; it defines {shortened(', '.join(sorted(names)), _SHOWN)}" if names else "; it defines nothing"
-    raise RecipeError(f"{shown}: there is no function `{function}` in this file{nearest}{known}")
+    defined = f"; it defines {shortened(', '.join(sorted(names)), _SHOWN)}" if names else "; it defines nothing"
+    raise RecipeError(f"{shown}: there is no function `{function}` in this file{nearest}{defined}")
 
 
 def load_function(file: Path, function: str, shown: str) -> Callable[..., Any]:
-    """`function` of the Python file, which is run once for it. It finds modules next to it, also as `from . import x`.
+    """Return `function` of the Python file, which is run once. Modules next to it can be imported, also by `from .
+    import x`.
 
     Raises RecipeError as `check_function` does, and StageError with the traceback if running the file raises.
     """
@@ -55,7 +56,7 @@ def load_function(file: Path, function: str, shown: str) -> Callable[..., Any]:
 
 
 def run_file(file: Path, shown: str) -> ModuleType:
-    """The Python file as a module. Raises StageError with the traceback if running it raises."""
+    """Import the Python file as a module. Raises StageError with the traceback if running it raises."""
     module = _module(file)
     _copies[f"{file.parent}{os.sep}"] = _folder(shown)
     try:
@@ -70,7 +71,7 @@ def run_file(file: Path, shown: str) -> ModuleType:
 
 
 def function_of(module: ModuleType, function: str, shown: str) -> Callable[..., Any]:
-    """Raises RecipeError if it is none."""
+    """Return the module's function. Raises RecipeError if it is not callable."""
     loaded = getattr(module, function, None)
     if not callable(loaded):
         raise RecipeError(f"{shown}: `{function}` is not a function")
@@ -78,27 +79,26 @@ def function_of(module: ModuleType, function: str, shown: str) -> Callable[..., 
 
 
 def user_error(error: BaseException) -> str:
-    """What the user's code has raised, for the end of a sentence: type and message first, then their traceback."""
-    theirs = error.__traceback__
-    while theirs is not None and theirs.tb_frame.f_code.co_filename.startswith(_CALLERS):
-        theirs = theirs.tb_next
-    shown = traceback.format_exception(type(error), error, theirs or error.__traceback__)
-    text = without_addresses("\n".join([shortened(_said(error), _SHOWN_OF_ERRORS), "".join(shown).rstrip()]))
+    """Format an exception of the user's code for the end of a sentence: type and message first, then the traceback."""
+    user_frame = error.__traceback__
+    while user_frame is not None and user_frame.tb_frame.f_code.co_filename.startswith(_CALLERS):
+        user_frame = user_frame.tb_next
+    shown = traceback.format_exception(type(error), error, user_frame or error.__traceback__)
+    text = without_addresses("\n".join([shortened(_one_line(error), _SHOWN_OF_ERRORS), "".join(shown).rstrip()]))
     for copy, original in _copies.items():
         text = text.replace(copy, original)
     return text
 
 
 def last_place(traceback: str, shown: str, folder: Path) -> str:
-    """`file, line number` of the last line in a traceback of `user_error` that is in one of the user's files; empty:
-    none is.
+    """Return `file, line number` of the traceback's last frame in one of the user's files; empty if there is none.
 
-    shown: one of them as the recipe writes it. folder: where it is, with those beside it.
+    shown: one of them as the recipe writes it. folder: its real folder, with the other files.
     """
-    theirs = _folder(shown)
-    found = re.findall(rf'File "{re.escape(theirs)}([^"]+)", line (\d+)', traceback)
-    own = [(name, line) for name, line in found if not name.startswith("/") and (folder / name).is_file()]
-    return f"{theirs}{own[-1][0]}, line {own[-1][1]}" if own else ""
+    prefix = _folder(shown)
+    frames = re.findall(rf'File "{re.escape(prefix)}([^"]+)", line (\d+)', traceback)
+    user_frames = [(name, line) for name, line in frames if not name.startswith("/") and (folder / name).is_file()]
+    return f"{prefix}{user_frames[-1][0]}, line {user_frames[-1][1]}" if user_frames else ""
 
 
 def _folder(shown: str) -> str:
@@ -106,16 +106,16 @@ def _folder(shown: str) -> str:
     return f"{folder}/" if folder.strip("/") else folder
 
 
-def _said(error: BaseException) -> str:
-    """Type and message in one line, of an ExceptionGroup with those of what it holds."""
+def _one_line(error: BaseException) -> str:
+    """Return type and message in one line; for an ExceptionGroup also those of its exceptions."""
     lines = traceback.format_exception_only(error)  # of a SyntaxError also its place, indented
-    own = " ".join("".join(line for line in lines if not line.startswith("  ")).split())
+    summary = " ".join("".join(line for line in lines if not line.startswith("  ")).split())
     held = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    return " ".join([own, *map(_said, held)])
+    return " ".join([summary, *map(_one_line, held)])
 
 
 def check_maker(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:
-    """Raise RecipeError unless `make(**options)` can be called; where it is a class, unless it has `step(reply)`."""
+    """Raise RecipeError unless `make(**options)` can be called and, for a class, has `step(reply)`."""
     try:
         inspect.signature(make).bind(**options)
     except (TypeError, ValueError) as error:
@@ -139,24 +139,24 @@ def check_maker(make: Callable[..., Any], options: Mapping[str, Any], name: str)
 
 
 def why_unfit(error: Exception) -> str:
-    """Why a call's arguments are none that a function takes, of what `inspect` says."""
+    """Return why arguments do not fit a function's signature, from the error of `inspect`."""
     return str(error).replace("got an unexpected keyword argument", "it takes no argument")
 
 
 def _check_method(make: type, method: str, name: str) -> None:
-    found, declared = getattr(make, method), inspect.getattr_static(make, method)
-    if not callable(found):
+    function, declared = getattr(make, method), inspect.getattr_static(make, method)
+    if not callable(function):
         raise RecipeError(f"{name} is no method: write `def {method}(self, …)`")
     of_object = () if isinstance(declared, staticmethod | classmethod) else (None,)
     try:
-        inspect.signature(found).bind(*of_object, None)
+        inspect.signature(function).bind(*of_object, None)
     except (TypeError, ValueError) as error:
         raise RecipeError(f"{name} must take one argument beside `self`: {error}") from error
-    _require_result(found, name, "what it answers", may_be_async=True)
+    _require_result(function, name, "what it answers", may_be_async=True)
 
 
 def _require_result(function: Callable[..., Any], name: str, what: str, *, may_be_async: bool = False) -> None:
-    """Raise RecipeError for a function that yields, or where that cannot be awaited is `async`."""
+    """Raise RecipeError for a generator function, or for a coroutine function that would not be awaited."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise RecipeError(f"{name} yields: it must return {what}")
     if inspect.iscoroutinefunction(function) and not may_be_async:
@@ -164,7 +164,7 @@ def _require_result(function: Callable[..., Any], name: str, what: str, *, may_b
 
 
 def check_no_threads(ours: Collection[threading.Thread], shown: str) -> None:
-    """Raise RecipeError if there are more threads than `ours`: loading the file has started them."""
+    """Raise RecipeError if loading the file has started threads beyond `ours`."""
     if others := [thread.name for thread in threading.enumerate() if thread not in ours]:
         raise RecipeError(
             f"{shown}: loading this file starts a thread ({others[0]}), which an episode's process would not have: "
@@ -173,9 +173,9 @@ def check_no_threads(ours: Collection[threading.Thread], shown: str) -> None:
 
 
 def _module(file: Path) -> ModuleType:
-    """An empty one for `file`, in a package made of the file's folder, where imports look too.
+    """Return an empty module for `file`, in a package of the file's folder, which is searched for imports.
 
-    They look there last: a file called `types.py` must not be taken for Python's own.
+    It is searched last: a file called `types.py` must not shadow Python's own.
     """
     package = ModuleType(f"user_code_{hashlib.sha256(str(file.parent).encode()).hexdigest()[:16]}")
     package.__path__ = [str(file.parent)]
@@ -208,7 +208,7 @@ def _parse(file: Path, shown: str) -> ast.Module:
 
 
 def _defined_names(module: ast.Module) -> set[str]:
-    """Names that the file binds at its top level, also within if and try; "*" stands for a star import."""
+    """Return the names that the file binds at its top level, also within if and try; "*" stands for a star import."""
     names: set[str] = set()
     pending: list[ast.AST] = list(module.body)
     while pending:

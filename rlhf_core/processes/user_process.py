@@ -15,7 +15,7 @@ from rlhf_core.system.terminal import limited
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """What to load. Its function is called with `parameters` and `options`, all by name."""
+    """A function to load; it is called with `parameters` and `options`, all by name."""
 
     file: Path
     function: str
@@ -30,10 +30,10 @@ class UserFunction:
 
 
 class UserProcess:
-    """The child is started at the first call and restarted after a failure. The two exchange lines of JSON.
+    """A child process, started at the first call and restarted after a failure, that exchanges lines of JSON.
 
-    Everything wrong is an error: RecipeError if the function is none that can be called so, RewardError if its process
-    raises, dies or takes too long.
+    Raises RecipeError if the function cannot be called with its parameters, RewardError if its process raises, dies or
+    times out.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class UserProcess:
         log: IO[bytes] | None = None,
         folder: Path | None = None,
     ):
-        """loading_seconds: that importing the file may take, which may load models; calls have their own limit.
+        """loading_seconds: limit for importing the file, which may load models; calls have their own limit.
 
-        program: the child's module and its arguments. descriptors: files that it inherits. log: where what it prints
-        goes; none: to this process's own. folder: its working folder; none: this process's own.
+        program: the child's module and its arguments. descriptors: files that it inherits. log: target of its output;
+        none: that of this process. folder: working folder; none: that of this process.
         """
         self._function = function
         self._program, self._descriptors, self._log, self._folder = program, descriptors, log, folder
@@ -66,7 +66,7 @@ class UserProcess:
                 raise
 
     def load(self, function: UserFunction) -> None:
-        """Load another function in place of the last one. A process that has run its file does not run it again."""
+        """Load another function in place of the last one. A file is not run again in the same process."""
         self._function = function
         self._load()
 
@@ -80,13 +80,15 @@ class UserProcess:
         self.loaded = self._exchange(request, seconds, f"could not be loaded within {seconds:g} s")
 
     def call(self, arguments: Sequence[Any], seconds: float) -> dict[str, Any]:
-        """The reply to `function(*arguments)`, JSON values, one for each parameter: `values`, a list or None, and
-        `type`, the name of the returned type."""
+        """Call `function(*arguments)`. arguments: JSON values, one per parameter.
+
+        The reply has `values`, a list or None, and `type`, the name of the returned type.
+        """
         self.start()
         return self._exchange({"batch": arguments}, seconds, f"did not return within {seconds:g} s")
 
     def close(self, *, after_seconds: float = 0.0) -> None:
-        """after_seconds: that it has to end by itself."""
+        """End the process, after `after_seconds` to end by itself."""
         if self._process is not None:
             self._process.close(after_seconds=after_seconds)
             self._process = None
