@@ -1,1 +1,1 @@
-"""Small helpers around the operating system: paths, environment variables, threads, terminals, JSON text."""
+"""Operating system: paths, environment variables, threads, terminals, JSON text."""

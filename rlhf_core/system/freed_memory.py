@@ -1,4 +1,4 @@
-"""Memory that a process has freed and its allocator keeps."""
+"""Return of freed memory from the allocator to the kernel."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"
 
 
 class _Usage(ctypes.Structure):
-    """glibc's mallinfo2; `fordblks` are the bytes in free blocks, those of returned pages among them."""
+    """glibc's mallinfo2; `fordblks` are the bytes in free blocks, including returned pages."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
 
 
 def return_freed_memory() -> None:
-    """Gives back to the kernel what this process has freed, if that is much, for others to use while this one waits.
+    """Return freed memory to the kernel, if it is much, for other processes while this one waits.
 
-    glibc keeps what every thread has freed for what that thread allocates next: after a step of a model with 135M
+    glibc keeps the memory that a thread has freed for its next allocations: after a step of a model with 135M
     parameters on CPU, as much again as is in use. Takes up to tenths of a second; a no-op with another C library.
     """
     libc = ctypes.CDLL(None)

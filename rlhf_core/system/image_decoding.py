@@ -1,4 +1,4 @@
-"""The one decoding of images: training, rollouts and environments see these pixels. Imports PIL where there is one."""
+"""Decoding of images, the same for training, rollouts and environments. Imports PIL if it is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WITHOUT_RANGE = ("I", "F")  # PIL clips their values to 0..255, whatever they m
 
 
 def decoded_image(file: bytes | Path) -> Any:
-    """The pixels of a file that the dataset stage has verified, as `as_rgb` makes them."""
+    """Return the pixels, after `as_rgb`, of a file that the dataset stage has verified."""
     from PIL import Image
 
     with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
@@ -20,14 +20,14 @@ def decoded_image(file: bytes | Path) -> Any:
 
 
 def encoded_image(picture: Any) -> bytes:
-    """The pixels that `as_rgb` makes of a picture of PIL as a file: PNG loses none. Raises ValueError as it does."""
+    """Encode a PIL image, after `as_rgb`, as PNG, which is lossless. Raises ValueError as `as_rgb` does."""
     written = io.BytesIO()
     as_rgb(picture).save(written, "PNG")
     return written.getvalue()
 
 
 def as_rgb(image: Any) -> Any:
-    """A picture of PIL turned as its EXIF says, white below transparency, with the high 8 of 16 bits, as RGB.
+    """Convert a PIL image to RGB: rotated by its EXIF, on white if transparent, with the high 8 of 16 bits.
 
     Raises ValueError for a mode whose values have no known range.
     """
@@ -56,7 +56,7 @@ def _turned(image: Any) -> Any:
 
 
 def _with_8_bits(image: Any) -> Any:
-    """Grey, and transparent where the value is the one that the file calls so."""
+    """Convert to 8-bit grey, transparent at the file's transparent value."""
     import numpy as np
     from PIL import Image
 

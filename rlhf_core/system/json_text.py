@@ -1,4 +1,4 @@
-"""JSON that means one thing: a key twice, NaN and infinity are mistakes, though Python's reader takes them."""
+"""Strict JSON: duplicate keys, NaN and infinity, which Python's reader accepts, are errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN = 20  # characters
 
 
 class JSONTextError(ValueError):
-    """The text says what is wrong. reason: the same without what belongs to this text alone."""
+    """The text of the error. reason: the same without the parts that are specific to this JSON text."""
 
     def __init__(self, message: str, reason: str = "not JSON") -> None:
         super().__init__(message)
@@ -26,9 +26,9 @@ class Decoder:
         self._decoder = json.JSONDecoder(object_pairs_hook=self._object, parse_constant=self._constant)
 
     def decode(self, text: str, start: int) -> tuple[Any, int]:
-        """The value that begins at `start`, and where it ends.
+        """Return the value that begins at `start`, and its end.
 
-        Raises json.JSONDecodeError, which has the place; JSONTextError for what no reader should be asked to read.
+        Raises json.JSONDecodeError, with the position; JSONTextError for values that no reader should have to parse.
         """
         self.problem = None
         try:
@@ -41,22 +41,22 @@ class Decoder:
             raise JSONTextError("not JSON that can be read: a number of thousands of digits") from error
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        members = dict(pairs)
+        if len(members) != len(pairs):
             twice = first_repeated([name for name, _ in pairs])
             self.problem = JSONTextError(f"the key `{twice}` occurs twice in one object", "a key occurs twice")
-        return found
+        return members
 
     def _constant(self, name: str) -> None:
         self.problem = JSONTextError(f"{name} is no JSON: write a number, or null", "NaN or infinity is no JSON")
 
 
 def wrong_at(text: str, position: int, reason: str, column: int) -> str:
-    """Where JSON went wrong, what stands there, and what to do about the usual mistakes."""
+    """Describe a JSON error: position, text there, remedy for the usual mistakes."""
     before, rest = text[max(0, position - _SHOWN) : position].rstrip(), text[position : position + _SHOWN].lstrip(" ")
     if not rest.strip() or reason.startswith("Unterminated"):
         return f"({reason}, column {column}): is it cut off?"
-    found = rest.splitlines()[0] or rest[0]
+    excerpt = rest.splitlines()[0] or rest[0]
     if rest.startswith("'"):
         remedy = ": write double quotes"
     elif rest[0] in "}]" and reason.startswith(("Expecting value", "Expecting property", "Illegal trailing comma")):
@@ -65,11 +65,11 @@ def wrong_at(text: str, position: int, reason: str, column: int) -> str:
         remedy = ": begin each row on a line of its own, ended by a line feed, without commas between"
     else:
         remedy = ""
-    return f"({reason}, column {column}: {found!r}){remedy}"
+    return f"({reason}, column {column}: {excerpt!r}){remedy}"
 
 
 def parse_json(text: str) -> Any:
-    """The value that is the whole text. Raises JSONTextError."""
+    """Parse the whole text as one value. Raises JSONTextError."""
     decoder = Decoder()
     content = text.strip(" \t\r\n")
     try:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 def first_repeated(names: Sequence[str]) -> str | None:
-    """The first name that occurs twice."""
+    """Return the first name that occurs twice."""
     counts = Counter(names)
     return next((name for name in names if counts[name] > 1), None)
 
 
 def some(names: Sequence[str], most: int) -> str:
-    """The first `most` names, and the number of the others."""
+    """Return the first `most` names, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -1,4 +1,4 @@
-"""Messages to a user who waits."""
+"""Messages to a waiting user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths as a person gives them, and why one cannot be used."""
+"""Resolution of user-given paths, and the reasons for unusable ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def user_path(path: str | Path, variable: str = "") -> Path:
-    """`path`, with the home folder that `~` or `~name` stands for. variable: of the environment, which holds it.
+    """Expand `~` and `~name` in `path`. variable: the environment variable that holds it.
 
     Raises RecipeError if there is no such user.
     """
@@ -36,7 +36,7 @@ def user_path(path: str | Path, variable: str = "") -> Path:
 
 
 def resolved(path: str | Path, variable: str = "") -> Path:
-    """`user_path`, absolute and without links. Raises RecipeError for a link that leads to itself."""
+    """Return `user_path`, absolute and without links. Raises RecipeError for a link that leads to itself."""
     try:
         return user_path(path, variable).resolve()
     except RuntimeError as error:
@@ -51,7 +51,7 @@ def _named(path: str | Path, variable: str) -> str:
 
 @contextmanager
 def writing_to(path: Path) -> Iterator[None]:
-    """The error of a full disk, which names no file where one is written to, is said of `path`."""
+    """Name `path` in the error of a full disk, which names no file while one is written."""
     try:
         yield
     except OSError as error:
@@ -61,7 +61,7 @@ def writing_to(path: Path) -> Iterator[None]:
 
 
 def file_problem(path: Path) -> str | None:
-    """Why a path of this machine cannot be opened as a file; None if it can. Opens nothing: a pipe might not answer."""
+    """Return why a local path cannot be opened as a file; None if it can. Opens nothing: opening a pipe might block."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

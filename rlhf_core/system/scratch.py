@@ -1,7 +1,7 @@
-"""Temporary folders that do not outlive their process: what a killed process leaves, the next one removes.
+"""Temporary folders that do not outlive their process: those of a killed process are removed by the next one.
 
-A folder belongs to the process that holds the lock on it, which the kernel releases however that process ends. So
-processes of other containers and nodes are seen too. Where a file system has no locks, nothing is swept.
+A folder belongs to the process that holds its lock, which the kernel releases however that process ends; this works
+across containers and nodes. On a file system without locks, nothing is swept.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _held: dict[Path, int] = {}  # this process's folders -> the open folder that ca
 
 @contextmanager
 def scratch_folder(name: str, root: Path | None = None) -> Iterator[Path]:
-    """A new folder `alignment-scratch-<name>-…` in `root` (none: the system's temporary folder), removed at the end.
+    """Create a folder `alignment-scratch-<name>-…` in `root` (none: the system's temporary folder), removed at the end.
 
-    Removes first what dead processes have left in `root`.
+    Removes first the folders of dead processes in `root`.
     """
     folder = new_folder(name, root)
     try:
@@ -34,7 +34,7 @@ def scratch_folder(name: str, root: Path | None = None) -> Iterator[Path]:
 
 
 def new_folder(name: str, root: Path | None = None) -> Path:
-    """Like `scratch_folder`, until `remove`, `remove_all`, or the end of the process and the next sweep."""
+    """Create a folder like `scratch_folder`, kept until `remove`, `remove_all`, or a sweep after the process ended."""
     root = root or Path(tempfile.gettempdir())
     sweep(root)
     while True:
@@ -57,13 +57,13 @@ def remove(folder: Path) -> None:
 
 
 def remove_all() -> None:
-    """Removes all folders of this process, which will need none of them again."""
+    """Remove all folders of this process, none of which is needed any more."""
     for folder in list(_held):
         remove(folder)
 
 
 def sweep(root: Path) -> None:
-    """Removes the scratch folders in `root` whose processes have ended. Those of other users are left alone."""
+    """Remove the scratch folders in `root` whose processes have ended. Those of other users are left alone."""
     for folder in root.glob(f"{PREFIX}*"):
         if folder.is_symlink() or not folder.is_dir() or folder in _held:
             continue
@@ -74,7 +74,7 @@ def sweep(root: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Removes what can be removed of a folder, however deep it is: shutil.rmtree recurses, and a program may not."""
+    """Remove what can be removed of a folder of any depth; shutil.rmtree alone can exceed the recursion limit."""
     with suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
     if folder.is_dir():
@@ -84,20 +84,20 @@ def remove_tree(folder: Path) -> None:
 
 
 def _flatten(folder: Path) -> None:
-    """Moves every folder inside of it, at any depth, to the same depth of two."""
+    """Move every folder below `folder`, at any depth, to depth two."""
     shallow = tempfile.mkdtemp(dir=folder)
     pending = [str(folder)]
     for path in pending:
         with os.scandir(path) as entries:
             inner = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-        for found in inner:
-            if found != shallow:
+        for path_within in inner:
+            if path_within != shallow:
                 pending.append(f"{shallow}/{len(pending)}")
-                os.rename(found, pending[-1])
+                os.rename(path_within, pending[-1])
 
 
 def _locked(folder: Path) -> int | None:
-    """The open folder with its lock; None if another process has it, or removed it, or it is another user's."""
+    """Open and lock the folder; None if another process has locked or removed it, or it belongs to another user."""
     handle = None
     with suppress(OSError):  # BlockingIOError: it is locked
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

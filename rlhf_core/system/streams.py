@@ -9,7 +9,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 
 def escape_unknown_signs() -> None:
-    """Write what a stream's encoding lacks as its number, such as \\u2248, where it would be an error."""
+    """Escape characters that a stream's encoding lacks, as in \u2248, in place of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -17,7 +17,7 @@ def escape_unknown_signs() -> None:
 
 @contextmanager
 def kept_streams() -> Iterator[None]:
-    """Output of libraries in this process is kept, and shown on standard error if the context ends with an error."""
+    """Keep output of libraries in this process, and print it on standard error if the context ends with an error."""
     kept = io.StringIO()
     try:
         with redirect_stdout(kept), redirect_stderr(kept):

@@ -1,4 +1,4 @@
-"""The terminal of a debugging session: processes of the user's code have it while `alignment try` runs in one."""
+"""The terminal of a debugging session, lent to processes of the user's code while `alignment try` runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VARIABLE = "ALIGNMENT_TRY_TERMINAL"  # its device, for child processes
 
 @contextmanager
 def lent_terminal() -> Iterator[None]:
-    """Processes of the user's code that are started here have this process's terminal, if it has one."""
+    """Lend this process's terminal, if it has one, to processes of the user's code that are started in the context."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         yield
         return
@@ -34,13 +34,12 @@ def is_lent() -> bool:
 
 
 def limited(seconds: float | None) -> float | None:
-    """The time limit of the user's code: none with a terminal, where a person may be at a debugger's prompt."""
+    """Return the time limit of the user's code: none with a terminal, where a person may be at a debugger's prompt."""
     return None if is_lent() else seconds
 
 
 def open_standard_files() -> None:
-    """For a process of the user's code whose pipes are in use elsewhere: its input is empty, and its output goes to the
-    log. With a terminal it reads and writes there."""
+    """Connect a user process's standard streams to the terminal, or to no input and the log; its pipes are in use."""
     if not is_lent():
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
@@ -52,7 +51,7 @@ def open_standard_files() -> None:
 
 
 def _ask(*arguments: Any, **named: Any) -> Any:
-    """As `breakpoint()` does, but one process at a time: episodes run side by side."""
+    """Run `breakpoint()` in one process at a time: episodes run concurrently."""
     if "PYTHONBREAKPOINT" in os.environ:
         return sys.__breakpointhook__(*arguments, **named)
     from pdb import Pdb  # most processes need none

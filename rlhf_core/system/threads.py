@@ -1,4 +1,4 @@
-"""Threads that torch computes with, in a process of its own for each worker and engine."""
+"""Number of threads of torch, in the process of each worker and engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_OF_A_CORE = 64  # thousands more crash OpenMP
 
 
 def use_threads(number: int) -> None:
-    """In this process from now on. Raises StageError for so many that this machine could not start them."""
+    """Set the number of threads of this process. Raises StageError if this machine could not start so many."""
     import torch
 
     cores = os.cpu_count() or 1

@@ -1,6 +1,7 @@
-"""The environment variables of this system, `ALIGNMENT_…`: each is declared here, and checked wherever it is read.
+"""The environment variables of this system, `ALIGNMENT_…`: each is declared here, and checked on every read.
 
-The `alignment` command and the worker check all of them at once, since most are read much later, by a service or a job.
+The `alignment` command and the worker check all of them at start, since most are read much later, by a service or a
+job.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _LONGEST_SOCKET = 107  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """problem: of a value that is not empty, how to correct it; empty: it can be used."""
+    """problem: returns the remedy for a non-empty value that cannot be used; empty for a valid one."""
 
     problem: Callable[[str], str]
     secret: bool = False
 
 
 def value_of(name: str) -> str | None:
-    """The value of a variable that is declared here; None if it is unset or empty. Raises VariableError."""
+    """Return the value of a declared variable; None if it is unset or empty. Raises VariableError."""
     variable = declared(name)
     assert variable is not None, f"{name} is not declared"
     value = os.environ.get(name)
@@ -41,13 +42,13 @@ def value_of(name: str) -> str | None:
 
 
 def folder_of(name: str) -> Path | None:
-    """The folder that a variable names, with the home folder for `~`; None if it is unset. Raises VariableError."""
+    """Return the folder in a variable, `~` expanded; None if it is unset. Raises VariableError."""
     value = value_of(name)
     return None if value is None else user_path(value)
 
 
 def check_all() -> None:
-    """Raises VariableError for the first that cannot be used."""
+    """Raise VariableError for the first variable with an unusable value."""
     for name in sorted(os.environ):
         if declared(name) is not None:
             value_of(name)
@@ -58,7 +59,7 @@ def declared(name: str) -> Variable | None:
 
 
 def store_problem(url: str) -> str:
-    """Of the URL of a store: why it can be none; empty if it can."""
+    """Return why a URL cannot be a store's; empty if it can."""
     path = url.removeprefix("file://")
     if url.startswith("s3://"):
         return ""
@@ -70,7 +71,7 @@ def store_problem(url: str) -> str:
 
 
 def _absolute(path: str, otherwise: str = "") -> str:
-    """Jobs and services run in other folders than the command: there a relative path would be another place."""
+    """Reject a relative path: jobs and services run in other folders than the command."""
     try:
         place = resolved(path)
     except RecipeError as error:
@@ -79,12 +80,12 @@ def _absolute(path: str, otherwise: str = "") -> str:
 
 
 def _folder(path: str) -> str:
-    """Which is made where it is missing."""
+    """Check a folder, which is created if missing."""
     return _absolute(path) or _can_be_written(path)
 
 
 def _stack_folder(path: str) -> str:
-    """Only the command itself reads it, so that it may be relative."""
+    """Check a folder that only the command itself reads, and that may be relative."""
     problem = _absolute(path)
     return _can_be_written(path) if not problem or "absolute" in problem else problem
 
@@ -111,7 +112,7 @@ def _socket(path: str) -> str:
 
 
 def _number(what: str, example: str, above: float) -> Callable[[str], str]:
-    """A decimal number above `above`."""
+    """Return the check for a decimal number above `above`."""
     return lambda text: (
         "" if _NUMBER.fullmatch(text) and float(text) > above else f"set it to {what}, such as {example}"
     )
