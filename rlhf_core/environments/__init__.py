@@ -1,4 +1,4 @@
-"""Environments, one per file; config/environments/environments.py lists them."""
+"""Environments, one per file, listed in config/environments/environments.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the policy talks with: messages in, messages and rewards out. It knows no tokens and no templates."""
+"""The interface of an environment: messages in, messages and rewards out, without tokens and templates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Message = Mapping[str, Any]  # role: user, system or tool; content: text; and wh
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What an environment says to a reply."""
+    """An environment's response to a reply."""
 
     messages: Sequence[Message] = ()  # for the policy, before it replies again; read only if the episode continues
     reward: float = 0.0  # of this reply; those of an episode are summed by the reward `environment`
@@ -28,7 +28,7 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the policy said in one turn."""
+    """The policy's reply in one turn."""
 
     text: str  # as it was written, or without special tokens, as `rollout.skip_special_tokens` says
     marked: str  # with them, but for the one that ends it
@@ -37,43 +37,46 @@ class Reply:
 
 
 class Environment(ABC):
-    """One object per episode, in the process of the stage. Its methods may raise anything: that is an EpisodeError."""
+    """One object per episode, in the process of the stage. Any exception of its methods becomes an EpisodeError."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """config: the settings of `rl.environment`, of the class that the table names."""
+        """config: the settings of `rl.environment`, of the class in the table."""
         self.config = config
 
     def reset(self, row: Mapping[str, Any]) -> Sequence[Message] | Feedback:
-        """What the policy is asked first, for the dataset row `row`: messages, or these with `max_tokens`."""
+        """Return the episode's first prompt for the dataset row `row`: messages, or a Feedback with `max_tokens`."""
         prompt: Sequence[Message] = row["prompt"]
         return prompt
 
     @abstractmethod
     def step(self, reply: str) -> Feedback:
-        """Called for each reply, also for one that was cut at `sampling.max_tokens`, after which the episode ends."""
+        """Respond to a reply. A reply cut at `sampling.max_tokens` is passed too, and ends the episode."""
 
 
 class EpisodeEnvironment(Protocol):
-    """An environment of one episode, wherever it runs. What it returns is not checked yet.
+    """An environment of one episode, in whichever process. Its return values are not validated yet.
 
-    Raises EpisodeError, whose message is the cause alone, if it cannot answer.
+    Raises EpisodeError, whose message is the cause alone, if it fails.
     """
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
-        """seed: of its random numbers."""
+        """Start the episode. seed: of its random generators."""
 
     async def step(self, reply: Reply) -> Any: ...
 
     async def finish(self) -> Any:
-        """The reward of the episode as a whole, beside those of its replies. Called once, when there are no more."""
+        """Return the reward of the episode as a whole, beside those of its replies.
+
+        Called once, after the last reply.
+        """
         return 0.0
 
     def close(self) -> None:
-        """The episode is over. Idempotent."""
+        """End the episode. Idempotent."""
 
 
 class Environments(ABC):
-    """Those of a stage: one for each episode."""
+    """The environments of a stage: one per episode."""
 
     name: str  # in messages
     max_turns: int
@@ -84,7 +87,7 @@ class Environments(ABC):
     _slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
     def slot(self) -> AbstractAsyncContextManager[None]:
-        """What an episode holds while it is played: there are `parallel_episodes` of them in an event loop."""
+        """Hold one of the `parallel_episodes` slots of an event loop while an episode is played."""
         if self.parallel_episodes is None:
             return nullcontext()
         loop = asyncio.get_running_loop()
@@ -93,12 +96,12 @@ class Environments(ABC):
         return self._slots[1]
 
     def of_row(self, row: Mapping[str, Any]) -> Environments:
-        """Those of the episodes that start from this row. Raises RecipeError if there are none for it."""
+        """Return the environments of the episodes of this row. Raises RecipeError if there are none for it."""
         return self
 
     @abstractmethod
     def new(self) -> EpisodeEnvironment | EpisodeProgram: ...
 
     def close(self) -> None:
-        """Ends all that it has started."""
+        """End all processes and connections that it has started."""
         return None

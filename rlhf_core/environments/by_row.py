@@ -1,4 +1,4 @@
-"""Several environments side by side: each row of the dataset names the one that its episodes are played in."""
+"""Several environments in one stage: each dataset row names that of its episodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EnvironmentsByRow(Environments):
         raise AssertionError("unreachable: no context above suppresses an error")
 
     def __init__(self, config: ByRow, choices: Mapping[str, Environments], opened: ExitStack) -> None:
-        """choices: by the names that rows give. opened: what ends them."""
+        """choices: by the names in rows. opened: closes them."""
         self.name = config.type
         self.max_turns = config.most_turns
         self.tolerated_failures = config.tolerated_failures

@@ -1,4 +1,4 @@
-"""Environments and tools of the user's Python file: each episode has an object of it, in a process of its own."""
+"""Environments and tools of the user's Python file: one object per episode, in a process of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FunctionEnvironments(Environments):
     def __init__(
         self, config: FunctionEnvironment, file: Path, *, log: IO[bytes] | None = None, folder: Path | None = None
     ) -> None:
-        """log, folder: of its process, see UserProcess.
+        """Load the file. log, folder: see UserProcess.
 
         Raises RecipeError, StageError or RewardError if the file cannot be loaded.
         """
@@ -56,7 +56,7 @@ class FunctionTools(Toolset):
         return cls(config, context.user_file(config.path))
 
     def __init__(self, config: FunctionTool, file: Path) -> None:
-        """Raises RecipeError, StageError or RewardError if the file cannot be loaded."""
+        """Load the file. Raises RecipeError, StageError or RewardError if it cannot be loaded."""
         self._seconds = config.timeout_seconds
         self._host = EpisodeHost(config, file, "tool")
         self.schemas = self._host.loaded["schemas"]
@@ -69,7 +69,7 @@ class FunctionTools(Toolset):
 
 
 class _Hosted:
-    """Of one episode, in a process that begins with `reset` and ends with `close`."""
+    """Base of one episode's environment or tools, in a process that starts with `reset` and ends with `close`."""
 
     def __init__(self, process: EpisodeProcess, seconds: float) -> None:
         self._process, self._seconds = process, seconds

@@ -1,4 +1,4 @@
-"""The environments of a stage, from its settings."""
+"""Construction of a stage's environments from its settings."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rlhf_core.processes.user_code import user_error
 
 @contextmanager
 def open_environments(config: AnyEnvironment, context: StageContext, tokenizer: Tokenizer) -> Iterator[Environments]:
-    """What makes the environment of each episode; all that it has started ends with this context.
+    """Open the environments of a stage; all that they have started ends with the context.
 
     tokenizer: the policy's.
     """
     module, _, name = ENVIRONMENTS[config.type].implementation.partition(":")
     implementation: Any = getattr(import_module(module), name)
-    own = issubclass(implementation, Environment)
+    in_process = issubclass(implementation, Environment)
     environments: Environments = (
-        OwnEnvironments(config, implementation) if isinstance(config, EnvironmentConfig) and own
+        OwnEnvironments(config, implementation) if isinstance(config, EnvironmentConfig) and in_process
         else implementation.of(config, context, tokenizer)
     )  # fmt: skip
     with closing(environments):
@@ -35,9 +35,9 @@ def open_environments(config: AnyEnvironment, context: StageContext, tokenizer: 
 
 
 def rows_to_play(rows: Iterable[Mapping[str, Any]], environments: Environments) -> Iterator[Mapping[str, Any]]:
-    """The rows as episodes start from them: with the tools of their environments.
+    """Yield the rows that episodes start from, with the tools of their environments.
 
-    Raises StageError for one whose environment there is not, or which has tools that its environment does not run.
+    Raises StageError for a row whose environment does not exist, or with tools that its environment does not run.
     """
     for row in rows:
         try:
@@ -53,12 +53,12 @@ def rows_to_play(rows: Iterable[Mapping[str, Any]], environments: Environments) 
 
 
 def single_turn() -> Environments:
-    """The reply to the prompt is the episode."""
+    """Return the environments in which the reply to the prompt is the whole episode."""
     return OwnEnvironments(SingleTurn(), SingleTurnEnvironment)
 
 
 class OwnEnvironments(Environments):
-    """Objects of a class of ours, in this process."""
+    """Environments of a class of this package, in this process."""
 
     def __init__(self, config: EnvironmentConfig, implementation: Callable[[EnvironmentConfig], Environment]) -> None:
         self.name = config.type

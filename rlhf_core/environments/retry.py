@@ -1,4 +1,4 @@
-"""Says that a reply is wrong, until it is right."""
+"""An environment that rejects each wrong reply, until one is right."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Environments whose program is the user's: agents behind an OpenAI API, executors of episodes."""
+"""Environments that run a program of the user: agents behind an OpenAI API, executors of episodes."""

@@ -1,4 +1,4 @@
-"""Agents of the user's Python file: a function that plays an episode with any client of the OpenAI API."""
+"""Agents of the user's Python file: functions that play an episode with any client of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class AgentEnvironments(HostedPrograms):
         return cls(config, context.user_file(config.path), tokenizer)
 
     def __init__(self, config: AgentEnvironment, file: Path, tokenizer: Tokenizer) -> None:
-        """Raises RecipeError, StageError or RewardError if the file cannot be loaded, or no calls can be read."""
+        """Load the file.
+
+        Raises RecipeError, StageError or RewardError if it fails, or the model's tool calls have no parser.
+        """
         super().__init__(config, file)
         name = config.tool_parser
         self._parser = None if name is None else ToolCallParser(name, tokenizer, [])

@@ -1,4 +1,4 @@
-"""Messages become tokens: replies that the policy has sampled keep theirs, and only what is new is tokenised."""
+"""Tokenization of messages: sampled replies keep their tokens, and only new messages are tokenized."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the policy is asked."""
+class PolicyPrompt:
+    """A prompt for the policy."""
 
     messages: list[Message]  # as the client has them
     tools: list[Any]
@@ -30,65 +30,65 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    asked: Asked
+    prompt: PolicyPrompt
     reply: Message  # as the client was given it
     call: Call
 
     @property
     def messages(self) -> list[Message]:
-        return [*self.asked.messages, self.reply]
+        return [*self.prompt.messages, self.reply]
 
 
 class Conversations:
-    """Of one episode.
+    """The conversations of one episode.
 
     A request whose messages begin with those of an earlier one and its reply continues it: its prompt is the tokens of
-    both, and what the chat template writes behind them. Where the client has changed what was said, or the template
-    would write earlier turns in another way, the messages are tokenised from their beginning.
+    both, and the chat template's text after them. If the client has changed earlier messages, or the template would
+    render earlier turns differently, the messages are tokenized from the beginning.
     """
 
     def __init__(self, tokenizer: Tokenizer, images: Images | None = None) -> None:
-        """images: how those of messages become tokens; none: they have none."""
+        """images: tokenization of the images in messages; none: there are none."""
         self._tokenizer, self._images = tokenizer, images
         self._answered: list[_Answered] = []
 
-    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Asked:
-        """messages: as `normalised`. Those with another image are other messages.
+    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> PolicyPrompt:
+        """Return the prompt of a request. messages: as `normalised`; messages with different images are different.
 
-        Raises StageError if the chat template cannot write them, or if they have too many images.
+        Raises StageError if the chat template cannot render them, or if they have too many images.
         """
         messages, tools = list(messages), list(tools)
         continued = [
             each
             for each in self._answered
-            if each.asked.tools == tools and messages[: len(each.messages)] == each.messages
+            if each.prompt.tools == tools and messages[: len(each.messages)] == each.messages
         ]
         if continued:
             last = max(continued, key=lambda each: len(each.messages))
-            if (asked := self._continued(last, messages, tools)) is not None:
-                return asked
+            if (prompt := self._continued(last, messages, tools)) is not None:
+                return prompt
         written = encode_prompt(self._tokenizer, messages, tools or None)
-        return Asked(messages, tools, messages, *self._with_images(written, messages))
+        return PolicyPrompt(messages, tools, messages, *self._with_images(written, messages))
 
-    def add(self, asked: Asked, reply: Message, call: Call) -> None:
-        """reply: what the client is given of what `call` has sampled."""
-        self._answered.append(_Answered(asked, reply, call))
+    def add(self, prompt: PolicyPrompt, reply: Message, call: Call) -> None:
+        """Record a reply. reply: the client's view of what `call` sampled."""
+        self._answered.append(_Answered(prompt, reply, call))
 
-    def _continued(self, last: _Answered, messages: list[Message], tools: list[Any]) -> Asked | None:
-        """None: the template would not write it so."""
+    def _continued(self, last: _Answered, messages: list[Message], tools: list[Any]) -> PolicyPrompt | None:
+        """Continue `last`; None if the template would render it differently."""
         sampled = last.call.completion.token_ids
         text = decode_completion(self._tokenizer, sampled)
-        before = [*last.asked.written, {"role": "assistant", "content": text}]
+        before = [*last.prompt.written, {"role": "assistant", "content": text}]
         new = messages[len(last.messages) :]
         ended = sampled[-1] in stop_token_ids(self._tokenizer)
         try:
             between = encode_feedback(self._tokenizer, before, new, tools or None, ended=ended)
         except StageError:
             return None
-        said = [*last.call.prompt, *sampled]
-        shown = last.asked.images
-        between, more = self._with_images(between, new, start=len(said), before=len(shown))
-        return Asked(messages, tools, [*before, *new], [*said, *between], (*shown, *more))
+        tokens = [*last.call.prompt, *sampled]
+        shown = last.prompt.images
+        between, more = self._with_images(between, new, start=len(tokens), before=len(shown))
+        return PolicyPrompt(messages, tools, [*before, *new], [*tokens, *between], (*shown, *more))
 
     def _with_images(
         self, token_ids: list[int], messages: Sequence[Message], start: int = 0, before: int = 0

@@ -1,4 +1,4 @@
-"""Executors of the user's Python file: a function that plays an episode on tokens."""
+"""Executors of the user's Python file: functions that play an episode on tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Executor(HostedProgram):
 
 
 async def _returned(process: EpisodeProcess, policy: Policy) -> Any:
-    """What it returns. Until then it is answered what it asks, side by side."""
+    """Return the executor's return value; until then, serve its requests concurrently."""
     answers: set[asyncio.Task[None]] = set()
     receiving = asyncio.create_task(process.receive())
     try:
@@ -65,20 +65,23 @@ async def _answer(process: EpisodeProcess, policy: Policy, message: Mapping[str,
     await process.send({"number": number, **answer})
 
 
-async def _answered(policy: Policy, method: str, **given: Any) -> Any:
+async def _answered(policy: Policy, method: str, **arguments: Any) -> Any:
     match method:
         case "generate":
-            call = await policy.generate(given["token_ids"], max_tokens=given["max_tokens"], stop=given["stop"])
-            made = call.completion
+            call = await policy.generate(
+                arguments["token_ids"], max_tokens=arguments["max_tokens"], stop=arguments["stop"]
+            )
+            completion = call.completion
             return {
-                "number": call.number, "token_ids": made.token_ids, "logprobs": made.logprobs,
-                "finish_reason": made.finish_reason, "text": decode_completion(policy.tokenizer, made.token_ids),
+                "number": call.number, "token_ids": completion.token_ids, "logprobs": completion.logprobs,
+                "finish_reason": completion.finish_reason,
+                "text": decode_completion(policy.tokenizer, completion.token_ids),
             }  # fmt: skip
         case "encode":
-            return encode_prompt(policy.tokenizer, given["messages"], given["tools"])
+            return encode_prompt(policy.tokenizer, arguments["messages"], arguments["tools"])
         case "tokenize":
-            return token_ids(policy.tokenizer, given["text"])
+            return token_ids(policy.tokenizer, arguments["text"])
         case "decode":
-            return decode_completion(policy.tokenizer, given["token_ids"])
+            return decode_completion(policy.tokenizer, arguments["token_ids"])
         case _:
             raise EpisodeError(f"it asked the policy for {method!r}, which there is not")

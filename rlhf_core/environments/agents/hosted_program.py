@@ -1,4 +1,4 @@
-"""Programs of the user's Python file: each plays an episode in a process of its own, some at a time."""
+"""Programs of the user's Python file: each plays an episode in a process of its own, several at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class HostedPrograms(Environments):
     def __init__(self, config: Program, file: Path) -> None:
-        """Raises RecipeError, StageError or RewardError if the file cannot be loaded."""
+        """Load the file. Raises RecipeError, StageError or RewardError if it cannot be loaded."""
         self.name = f"{config.path}:{config.function}"
         self.max_turns = config.max_turns
         self.tolerated_failures = config.tolerated_failures
@@ -60,7 +60,7 @@ class HostedProgram(EpisodeProgram):
 
 @asynccontextmanager
 async def _own_time(policy: Policy, seconds: float) -> AsyncIterator[_TimedPolicy]:
-    """The policy, for a program that may take `seconds` while it waits for no reply. Raises TimeoutError."""
+    """Limit a program to `seconds` of its own, without the time of replies. Raises TimeoutError."""
     async with asyncio.timeout(limited(seconds)) as limit:
         timed = _TimedPolicy(policy, limit)
         try:
@@ -70,7 +70,7 @@ async def _own_time(policy: Policy, seconds: float) -> AsyncIterator[_TimedPolic
 
 
 class _TimedPolicy:
-    """Implements Policy. The time limit stands still while a reply is waited for: engines may be busy with others."""
+    """Policy that stops the clock while a reply is pending: engines may be busy with other episodes."""
 
     def __init__(self, policy: Policy, limit: asyncio.Timeout) -> None:
         self._policy, self._limit = policy, limit

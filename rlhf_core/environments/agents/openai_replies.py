@@ -1,4 +1,4 @@
-"""What the policy has sampled, as the OpenAI API says it: whole, or as events of a stream."""
+"""Completions in the format of the OpenAI API: whole, or as events of a stream."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def chat_completion(answers: Sequence[Answer], tokenizer: Tokenizer, *, logprobs
 def chat_events(
     answers: Sequence[Answer], tokenizer: Tokenizer, *, logprobs: bool, with_usage: bool
 ) -> Iterator[dict[str, Any]]:
-    """The chunks of a stream. A reply is one chunk: it is sampled as a whole."""
+    """Yield the chunks of a stream. A reply is one chunk: it is sampled as a whole."""
     head = _head(answers, "chat.completion.chunk")
     for index, answer in enumerate(answers):
         delta = dict(answer.message)
         if "tool_calls" in delta:
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(delta["tool_calls"])]
-        said = _chat_logprobs(answer, tokenizer) if logprobs else None
-        yield {**head, "choices": [{"index": index, "delta": delta, "finish_reason": None, "logprobs": said}]}
+        chat_logprobs = _chat_logprobs(answer, tokenizer) if logprobs else None
+        yield {**head, "choices": [{"index": index, "delta": delta, "finish_reason": None, "logprobs": chat_logprobs}]}
         yield {**head, "choices": [{"index": index, "delta": {}, "finish_reason": answer.finish_reason}]}
     if with_usage:
         yield {**head, "choices": [], "usage": _usage(answers)}
@@ -78,7 +78,7 @@ def text_events(
 
 
 def event(data: Mapping[str, Any]) -> bytes:
-    """Of a stream of server-sent events."""
+    """Format a server-sent event."""
     return f"data: {json.dumps(data)}\n\n".encode()
 
 
@@ -95,9 +95,9 @@ def _usage(answers: Sequence[Answer]) -> dict[str, int]:
 
 
 def _tokens(answer: Answer, tokenizer: Tokenizer) -> list[tuple[str, float]]:
-    made = answer.call.completion
-    texts = [str(tokenizer.decode([token])) for token in made.token_ids]
-    return list(zip(texts, made.logprobs, strict=True))
+    completion = answer.call.completion
+    texts = [str(tokenizer.decode([token])) for token in completion.token_ids]
+    return list(zip(texts, completion.logprobs, strict=True))
 
 
 def _chat_logprobs(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:

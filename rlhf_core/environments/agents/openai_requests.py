@@ -1,4 +1,4 @@
-"""Requests of the OpenAI API, as far as the policy of a run can answer them; all else is refused by its name."""
+"""Requests of the OpenAI API: the supported subset is parsed, everything else is rejected by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DATA = "data:"
 
 
 class RequestError(Exception):
-    """A request that cannot be answered. The message is for the client."""
+    """A request that cannot be served. The message is for the client."""
 
     def __init__(self, message: str, param: str | None = None, code: str = "unsupported_parameter", status: int = 400):
         super().__init__(message)
@@ -87,18 +87,18 @@ R = TypeVar("R", bound=BaseModel)
 
 
 def read_request(body: bytes, kind: type[R], temperature: float) -> R:
-    """The request in `body`. temperature: of the run. Raises RequestError, which names what cannot be done."""
+    """Parse a request. temperature: of the run. Raises RequestError, which names the unsupported part."""
     try:
-        given = json.loads(body)
+        parameters = json.loads(body)
     except ValueError as error:
         raise RequestError(f"the body is no JSON: {error}", code="invalid_json") from error
-    if not isinstance(given, dict):
+    if not isinstance(parameters, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
-    wanted = {name: value for name, value in given.items() if value is not None and name not in _IGNORED}
-    if "temperature" in wanted and (asked := wanted.pop("temperature")) != temperature:
+    wanted = {name: value for name, value in parameters.items() if value is not None and name not in _IGNORED}
+    if "temperature" in wanted and (requested := wanted.pop("temperature")) != temperature:
         raise RequestError(
-            f"temperature is {asked!r}, but this run samples at {temperature:g}, and trains on the log-probs of that: "
-            "leave it out",
+            f"temperature is {requested!r}, but this run samples at {temperature:g}, and trains on the log-probs of "
+            "that: leave it out",
             "temperature",
         )
     for name, values in _ONLY.items():
@@ -113,15 +113,15 @@ def read_request(body: bytes, kind: type[R], temperature: float) -> R:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        known = "not a parameter that this server knows" if first["type"] == "extra_forbidden" else first["msg"]
-        raise RequestError(f"{name}: {known}", name or None) from error
+        reason = "not a parameter that this server knows" if first["type"] == "extra_forbidden" else first["msg"]
+        raise RequestError(f"{name}: {reason}", name or None) from error
 
 
 def normalised(messages: Sequence[Mapping[str, Any]], images: Images | None = None) -> list[dict[str, Any]]:
-    """The messages as chat templates read them, without what says nothing; images as canonical rows have them.
+    """Convert messages to the chat template's form, without empty fields; images as in canonical rows.
 
-    images: how they are read and kept; none: the policy reads text alone. Raises RequestError for what is neither text
-    nor an image that can be read, or asks for no reply.
+    images: reads and keeps images; none: the policy reads text alone. Raises RequestError for content other than text
+    and readable images, and for messages that request no reply.
     """
     if messages[-1].get("role") == "assistant":
         where = f"messages[{len(messages) - 1}]"
@@ -139,15 +139,15 @@ def _normalised(message: Mapping[str, Any], where: str, images: Images | None) -
     for name in ("name", "tool_call_id"):
         if isinstance(message.get(name), str):
             plain[name] = message[name]
-    known = {"role", "content", "tool_calls", "name", "tool_call_id"}
+    supported = {"role", "content", "tool_calls", "name", "tool_call_id"}
     for name, value in message.items():
-        if name not in known and value:  # such as refusal: null, annotations: []
+        if name not in supported and value:  # such as refusal: null, annotations: []
             raise RequestError(f"{where}.{name} is {value!r:.100}, which this server does not read", where)
     return plain
 
 
 def _content(content: Any, role: str, where: str, images: Images | None) -> dict[str, Any]:
-    """`content`, and `images` if there are any."""
+    """Return `content`, and `images` if there are any."""
     if content is None or isinstance(content, str):
         return {"content": content or ""}
     if not isinstance(content, list):
@@ -158,9 +158,9 @@ def _content(content: Any, role: str, where: str, images: Images | None) -> dict
         match part:
             case {"type": "text", "text": str(text), **rest} if not rest:
                 texts.append(text)
-            case {"type": "image_url", "image_url": given, **rest} if not rest and role == "user":
+            case {"type": "image_url", "image_url": image, **rest} if not rest and role == "user":
                 texts.append(IMAGE)
-                digests.append(_image(given, place, images))
+                digests.append(_image(image, place, images))
             case _:
                 raise RequestError(
                     f"{place} must be of the type text, or in a message of the user image_url",
@@ -179,14 +179,14 @@ def _content(content: Any, role: str, where: str, images: Images | None) -> dict
     return {"content": text, "images": digests}
 
 
-def _image(given: Any, place: str, images: Images | None) -> str:
-    """The SHA-256 of an image that is in the request itself: no URL is fetched, and no file of this machine read."""
+def _image(image: Any, place: str, images: Images | None) -> str:
+    """Return the SHA-256 of an image contained in the request: URLs are not fetched, and local files not read."""
     if images is None:
         raise RequestError(
             f"{place} is an image, but the policy reads text alone, or something that reads its episodes does", place,
             "unsupported_image",
         )  # fmt: skip
-    match given:
+    match image:
         case {"url": str(url), **rest} if not rest or rest == {"detail": "auto"}:
             pass
         case _:

@@ -1,7 +1,7 @@
-"""The OpenAI API in front of the policy: each episode has a URL and a key of its own, and its calls are recorded.
+"""OpenAI API of the policy: each episode has a URL and a key of its own, and its calls are recorded.
 
-On the loopback interface alone, in the event loop of the episodes. A request whose client goes away is cancelled, and
-sampled no further.
+Listens on the loopback interface alone, in the event loop of the episodes. A request whose client disconnects is
+cancelled, and no longer sampled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aiohttp import web
 
 from rlhf_core.chat.encoding import decode_completion, stop_token_ids
 from rlhf_core.chat.special_tokens import token_ids
-from rlhf_core.environments.agents.conversations import Asked, Conversations
+from rlhf_core.environments.agents.conversations import Conversations, PolicyPrompt
 from rlhf_core.environments.agents.openai_replies import (
     LAST_EVENT,
     Answer,
@@ -65,7 +65,7 @@ class OpenAIServer:
     """Runs while any episode is open, in the event loop that opened the first one."""
 
     def __init__(self, tool_parser: ToolCallParser | None = None) -> None:
-        """tool_parser: none for requests without tools alone."""
+        """tool_parser: none: requests with tools are rejected."""
         self._tool_parser = tool_parser
         self._numbers = itertools.count()
         self._sessions: dict[str, _Session] = {}
@@ -75,7 +75,7 @@ class OpenAIServer:
 
     @asynccontextmanager
     async def episode(self, policy: Policy) -> AsyncIterator[tuple[str, str]]:
-        """The base URL and the key with which `policy` is asked. Afterwards both are refused."""
+        """Yield base URL and key for `policy`, both valid within the context only."""
         self._users += 1
         name = f"episode-{next(self._numbers)}"
         session = _Session(secrets.token_urlsafe(24), policy, Conversations(policy.tokenizer, policy.images))
@@ -120,10 +120,10 @@ class OpenAIServer:
     async def _answered(
         self, answer: Callable[[_Session, web.Request], Awaitable[web.StreamResponse]], request: web.Request
     ) -> web.StreamResponse:
-        """What `answer` returns, or its errors as the API has them."""
+        """Return the response of `answer`, or its error in the API's format."""
         session = self._sessions.get(request.path.split("/")[1])
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if session is None or not hmac.compare_digest(given.encode(), session.key.encode()):
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if session is None or not hmac.compare_digest(key.encode(), session.key.encode()):
             return _error("this is no key of an episode that is being played at this URL", 401, "invalid_api_key")
         task = asyncio.current_task()
         assert task is not None
@@ -151,26 +151,28 @@ class OpenAIServer:
 
     async def _tokenize(self, session: _Session, request: web.Request) -> web.StreamResponse:
         policy = session.policy
-        asked = read_request(await request.read(), TokenizeRequest, policy.temperature)
-        if (asked.messages is None) == (asked.prompt is None):
+        parameters = read_request(await request.read(), TokenizeRequest, policy.temperature)
+        if (parameters.messages is None) == (parameters.prompt is None):
             raise RequestError("give one of `prompt` and `messages`", "prompt")
-        if asked.prompt is not None:
-            tokens = token_ids(policy.tokenizer, asked.prompt)
+        if parameters.prompt is not None:
+            tokens = token_ids(policy.tokenizer, parameters.prompt)
         else:
-            messages = normalised(asked.messages or [], policy.images)
-            tokens = Conversations(policy.tokenizer, policy.images).ask(messages, asked.tools).token_ids
+            messages = normalised(parameters.messages or [], policy.images)
+            tokens = Conversations(policy.tokenizer, policy.images).ask(messages, parameters.tools).token_ids
         return web.json_response({"count": len(tokens), "max_model_len": policy.max_length, "tokens": tokens})
 
     async def _text(self, session: _Session, request: web.Request) -> web.StreamResponse:
         policy = session.policy
-        asked = read_request(await request.read(), TextRequest, policy.temperature)
-        prompt = token_ids(policy.tokenizer, asked.prompt) if isinstance(asked.prompt, str) else asked.prompt
-        ask = partial(policy.generate, prompt, max_tokens=asked.max_tokens, stop=asked.stop)
-        calls = await _several(ask, asked.n)
-        answers = [Answer(call, {"content": _content(policy, call, asked.stop)}) for call in calls]
-        logprobs = asked.logprobs is not None
-        if asked.stream:
-            usage = asked.stream_options.include_usage
+        parameters = read_request(await request.read(), TextRequest, policy.temperature)
+        prompt = (
+            token_ids(policy.tokenizer, parameters.prompt) if isinstance(parameters.prompt, str) else parameters.prompt
+        )
+        ask = partial(policy.generate, prompt, max_tokens=parameters.max_tokens, stop=parameters.stop)
+        calls = await _several(ask, parameters.n)
+        answers = [Answer(call, {"content": _content(policy, call, parameters.stop)}) for call in calls]
+        logprobs = parameters.logprobs is not None
+        if parameters.stream:
+            usage = parameters.stream_options.include_usage
             return await _stream(request, text_events(answers, policy.tokenizer, logprobs=logprobs, with_usage=usage))
         return web.json_response(text_completion(answers, policy.tokenizer, logprobs=logprobs))
 
@@ -180,15 +182,15 @@ class OpenAIServer:
         tools = chat.tools if chat.tool_choice == "auto" else []
         if tools and self._tool_parser is None:
             raise RequestError("`tools` need `environment.tool_parser` in the recipe", "tools")
-        asked = session.conversations.ask(normalised(chat.messages, policy.images), tools)
+        prompt = session.conversations.ask(normalised(chat.messages, policy.images), tools)
         ask = partial(
-            policy.generate, asked.token_ids, max_tokens=chat.most_tokens, stop=chat.stop, messages=asked.written,
-            images=asked.images,
+            policy.generate, prompt.token_ids, max_tokens=chat.most_tokens, stop=chat.stop, messages=prompt.written,
+            images=prompt.images,
         )  # fmt: skip
         calls = await _several(ask, chat.n)
-        answers = [await self._answer(policy, asked, call, chat.stop) for call in calls]
+        answers = [await self._answer(policy, prompt, call, chat.stop) for call in calls]
         for answer in answers:
-            session.conversations.add(asked, normalised_reply(answer.message), answer.call)
+            session.conversations.add(prompt, normalised_reply(answer.message), answer.call)
         if chat.stream:
             usage = chat.stream_options.include_usage
             return await _stream(
@@ -196,9 +198,9 @@ class OpenAIServer:
             )
         return web.json_response(chat_completion(answers, policy.tokenizer, logprobs=chat.logprobs))
 
-    async def _answer(self, policy: Policy, asked: Asked, call: Call, stop: Sequence[str]) -> Answer:
+    async def _answer(self, policy: Policy, prompt: PolicyPrompt, call: Call, stop: Sequence[str]) -> Answer:
         message: dict[str, Any] = {"role": "assistant", "content": _content(policy, call, stop)}
-        if not asked.tools:
+        if not prompt.tools:
             return Answer(call, message)
         assert self._tool_parser is not None
         tokens = call.completion.token_ids
@@ -220,13 +222,13 @@ class OpenAIServer:
 
 
 def normalised_reply(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply as a client will repeat it."""
+    """Return the reply as a client will repeat it."""
     user = {"role": "user", "content": ""}  # so that there is something to reply to
     return normalised([message, user])[0]
 
 
 async def _several(ask: Callable[[], Awaitable[Call]], count: int) -> list[Call]:
-    """Side by side; if one is refused, the others are not sampled any further."""
+    """Sample `count` replies concurrently; if one is rejected, the others are cancelled."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_awaited(ask())) for _ in range(count)]
@@ -240,7 +242,7 @@ async def _awaited(call: Awaitable[Call]) -> Call:
 
 
 def _content(policy: Policy, call: Call, stop: Sequence[str]) -> str:
-    """The text of a reply, up to the text that stopped it."""
+    """Return the text of a reply, up to its stop text."""
     text = decode_completion(policy.tokenizer, call.completion.token_ids)
     ends = [text.find(each) for each in stop if each in text]
     return text[: min(ends)] if ends else text

@@ -1,4 +1,4 @@
-"""Programs that play whole episodes: what they may ask of the policy, and what they return."""
+"""Programs that play whole episodes: their access to the policy, and their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CallError(Exception):
-    """The policy cannot be asked for this reply. The message is for the program, which may ask for another one."""
+    """The policy cannot serve this call. The message is for the program, which may make another one."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class CallError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One reply of the policy, as the engine returned it: the record of what trains."""
+    """A completion of the policy as the engine returned it, the record that is trained."""
 
     number: int  # in the order in which they were asked for, from 0
     prompt: tuple[int, ...]
@@ -34,43 +34,46 @@ class Call:
 
 
 class Images(Protocol):
-    """How a program shows the policy images."""
+    """Images in the prompts of a program."""
 
     def read(self, value: Any, place: str) -> str:
-        """The SHA-256 of the image that `value` gives, whose file is kept. Raises RowError, which names the place, for
-        what is no image, or a larger one than may be."""
+        """Read and keep the image `value`; return the file's SHA-256.
+
+        Raises RowError, which names the place, if it is not an image, or too large.
+        """
 
     def expanded(
         self, token_ids: Sequence[int], messages: Sequence[Mapping[str, Any]], start: int = 0, before: int = 0
     ) -> tuple[list[int], tuple[SequenceImage, ...]]:
-        """`token_ids`, in which the template has written `messages`, with all the tokens of each image, and where these
-        are in a sequence where they begin at `start`, behind `before` other images.
+        """Expand the image placeholders in `token_ids`, the rendered `messages`. Returns the tokens and the images'
+        positions.
 
-        Raises ConversationError if the template has not written each once, or if there are too many.
+        start: position of the tokens in the sequence; before: number of images before them.
+        Raises ConversationError if the template does not render each image once, or if there are too many.
         """
 
 
 class Policy(Protocol):
-    """What the program of one episode asks for replies."""
+    """The policy, as the program of one episode calls it."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property
     def max_length(self) -> int:
-        """Of prompt and completion together, in tokens."""
+        """Limit of prompt and completion together, in tokens."""
 
     @property
     def max_tokens(self) -> int:
-        """Of a completion."""
+        """Limit of a completion, in tokens."""
 
     @property
     def temperature(self) -> float:
-        """Of all replies; 0: greedy."""
+        """Temperature of all completions; 0: greedy."""
 
     @property
     def images(self) -> Images | None:
-        """None: it reads text alone, or something that reads its episodes does."""
+        """None: the policy, or a reader of its episodes, reads text alone."""
 
     async def generate(
         self,
@@ -81,18 +84,17 @@ class Policy(Protocol):
         messages: Sequence[Mapping[str, Any]] | None = None,
         images: tuple[SequenceImage, ...] = (),
     ) -> Call:
-        """A completion of the tokens `prompt`, which is recorded, and trained. Several may be asked for at a time.
+        """Sample a completion of the tokens `prompt`; it is recorded, and trained. Concurrent calls are allowed.
 
-        max_tokens: none for as many as there may be and there is room for. stop: it ends with the token that completes
-        one of these texts. messages: of the prompt. images: of the prompt, as `Images.expanded` has placed them.
-        Raises CallError beyond the limits of the episode. A call that is cancelled is sampled no further, and leaves no
-        record.
+        max_tokens: none for the most that the limits allow. stop: the completion ends with the token that completes one
+        of these texts. messages: of the prompt. images: of the prompt, as placed by `Images.expanded`.
+        Raises CallError beyond the limits of the episode. A cancelled call is no longer sampled, and leaves no record.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a program returns at the end. It is not checked yet."""
+    """The result of a program, not validated yet."""
 
     reward: Any
     sequences: Any = None  # lists of segments, to train these; none: all calls, joined where they continue each other
@@ -101,20 +103,20 @@ class Outcome:
 class EpisodeProgram(ABC):
     @abstractmethod
     async def run(self, row: Mapping[str, Any], seed: int, policy: Policy) -> Outcome:
-        """Play the episode. seed: of its random numbers.
+        """Play the episode. seed: of its random generators.
 
         Raises EpisodeError, whose message is the cause alone, if it fails.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """The episode is over. Idempotent."""
+        """End the episode. Idempotent."""
 
 
 def outcome_of(value: Any, keys: Sequence[str]) -> Outcome:
-    """What a user's function has returned: a reward, or a mapping with it and others of `keys`.
+    """Convert the return value of a user's function: a reward, or a mapping of it and other `keys`.
 
-    Raises EpisodeError, whose message is the cause alone, for anything else in a mapping.
+    Raises EpisodeError, whose message is the cause alone, for other keys in a mapping.
     """
     if not isinstance(value, dict):
         return Outcome(value)

@@ -1,4 +1,4 @@
-"""Episodes at resource servers of NeMo Gym: a session, the policy's calls in it, and at the end a reward."""
+"""Episodes at resource servers of NeMo Gym: a session, the policy's calls in it, and a final reward."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NemoGymEnvironments(Environments):
         raise AssertionError("unreachable: no context above suppresses an error")
 
     def __init__(self, config: NemoGymEnvironment, parser: ToolCallParser | None, opened: ExitStack) -> None:
-        """opened: what ends the parser. Raises RewardError if a variable that the config names is not set or valid."""
+        """opened: closes the parser. Raises RewardError if a variable that the config names is not set or not valid."""
         self.name = config.type
         self.max_turns = config.most_turns
         self.tolerated_failures = config.tolerated_failures
@@ -115,7 +115,7 @@ class NemoGymEpisode(EpisodeEnvironment):
 
 
 class _ServerTools(EpisodeTools):
-    """Each tool is a path of the server, which is sent the arguments. The body of the answer is the result."""
+    """Tools of a server: each is a path that receives the arguments; the response body is the result."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -135,7 +135,7 @@ class _ServerTools(EpisodeTools):
 
 
 def _required(answer: Answer) -> dict[str, Any]:
-    """A mapping. Raises EpisodeError for any other answer."""
+    """Return the response as a mapping. Raises EpisodeError if it is not one."""
     if not 200 <= answer.status < 300:
         raise _refused(answer)
     return answer.mapping()

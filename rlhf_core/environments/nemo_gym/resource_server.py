@@ -1,7 +1,7 @@
-"""Sessions at resource servers of NeMo Gym: JSON by POST, and the cookies that a session is known by.
+"""Sessions at resource servers of NeMo Gym: JSON by POST, with cookies that identify the session.
 
-A connection is opened for each request: minutes may pass between two, in which a server closes those that are idle,
-and a call that reached a closing connection could not be sent again, since it may have had its effect.
+A connection is opened for each request: minutes may pass between two, in which a server closes idle ones, and a call
+that reached a closing connection could not be sent again, since it may have had its effect.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Answer:
     server: str  # its name in errors
 
     def text(self) -> str:
-        """Raises EpisodeError if it is none."""
+        """The body as text. Raises EpisodeError if it is not text."""
         try:
             return self.content.decode()
         except UnicodeDecodeError as error:
             raise EpisodeError(f"{self.server} did not answer with text: {shown(self.content)!r}") from error
 
     def mapping(self) -> dict[str, Any]:
-        """Of JSON. Raises EpisodeError if it is something else."""
+        """Parse the body as a JSON mapping. Raises EpisodeError if it is not one."""
         try:
             value = parse_json(self.text())
         except JSONTextError as error:
@@ -51,7 +51,7 @@ class Answer:
 
 
 class Sessions:
-    """Those of a stage, spread over all servers in turn."""
+    """The sessions of a stage, distributed round-robin over all servers."""
 
     def __init__(self, config: ResourceServers) -> None:
         """Raises RewardError if an environment variable that the config names is not set or not valid."""
@@ -63,7 +63,7 @@ class Sessions:
         self._headers = headers(config)
 
     def new(self) -> Session:
-        """Of one episode. Call it within the event loop that plays the episode."""
+        """Create the session of an episode. Call it in the event loop that plays the episode."""
         return Session(self._config, next(self._turns), self._headers)
 
 
@@ -73,7 +73,7 @@ class Session:
         self._cookies = aiohttp.CookieJar(unsafe=True)  # unsafe: also of servers without a name, by their IP address
 
     async def post(self, path: str, body: Any) -> Answer:
-        """The answer, whatever its status, unless the request was not taken or is redirected.
+        """Return the response, whatever its status, unless the request was not accepted or is redirected.
 
         Raises EpisodeError, which names the server and the path.
         """
@@ -113,7 +113,7 @@ class Session:
         return Answer(status, content, name)
 
     async def _received(self, url: str, body: Any) -> tuple[int, str, bytes]:
-        """Status, content type and body, of which little more is read than is allowed."""
+        """Return status, content type and body, which is read little beyond the limit."""
         limits = aiohttp.ClientTimeout(
             total=self._config.timeout_seconds, sock_connect=min(self._config.timeout_seconds, _CONNECT_SECONDS)
         )
@@ -139,7 +139,7 @@ class _Server:
         self._free = asyncio.Semaphore(requests)
 
     def free_request(self) -> asyncio.Semaphore:
-        """To be held while a request is sent. Of this event loop: episodes of later steps may have another."""
+        """Return the semaphore to hold during a request. One per event loop: later steps may have another."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._free = loop, asyncio.Semaphore(self._requests)
@@ -147,4 +147,4 @@ class _Server:
 
 
 class _NotTakenError(EpisodeError):
-    """The request had no effect: it may be sent again."""
+    """The request had no effect: it may be retried."""

@@ -1,4 +1,4 @@
-"""An episode as a response of OpenAI's Responses API, which is what resource servers of NeMo Gym verify."""
+"""An episode as a response of OpenAI's Responses API, the format that resource servers of NeMo Gym verify."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _REASONING = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
 class ResponseItems:
-    """What the policy said and did, in order."""
+    """The policy's texts, reasoning and calls, in order."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
 
     def add_reply(self, text: str, calls: Sequence[ToolCall] = ()) -> None:
-        """text: what is written beside the calls. What stands within <think> and </think> is an item of its own."""
+        """Add a reply. text: beside the calls; text between <think> and </think> becomes an item of its own."""
         content = _REASONING.sub("", text).strip()
-        if reasoning := [{"type": "summary_text", "text": found} for found in _REASONING.findall(text)]:
+        if reasoning := [{"type": "summary_text", "text": thought} for thought in _REASONING.findall(text)]:
             self._add("rs", type="reasoning", summary=reasoning)
         if content or not calls:
             part = {"type": "output_text", "text": content, "annotations": []}
@@ -33,7 +33,7 @@ class ResponseItems:
             self._add("fc", type="function_call", call_id=identity, name=call.name, arguments=arguments)
 
     def add_results(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Of the calls of the last reply, in their order."""
+        """Add the results of the last reply's calls, in their order."""
         if not messages:
             return
         calls = [item["call_id"] for item in self.items if item["type"] == "function_call"][-len(messages) :]
@@ -41,7 +41,7 @@ class ResponseItems:
             self.items.append({"type": "function_call_output", "call_id": call, "output": message["content"]})
 
     def response(self, identity: str, request: Mapping[str, Any], *, was_cut: bool) -> dict[str, Any]:
-        """request: what the API would have been asked with."""
+        """Return the response. request: the API request that would have led to it."""
         return {
             "id": f"resp_{identity}",
             "object": "response",

@@ -1,4 +1,4 @@
-"""The tool `python`: each call is a piece of code in a fresh, confined interpreter."""
+"""The tool `python`: each call runs a piece of code in a fresh, confined interpreter."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PythonTools(Toolset):
         return cls(config)
 
     def __init__(self, config: PythonTool) -> None:
-        """Raises StageError if this node cannot confine the code."""
+        """Start the sandbox. Raises StageError if this node cannot confine the code."""
         self._seconds = config.timeout_seconds
         self._sandbox = Sandbox(config.timeout_seconds, config.memory_gib, config.modules)
 
@@ -47,7 +47,7 @@ class PythonTools(Toolset):
 
 
 class _Calls:
-    """Nothing is kept between calls."""
+    """The calls of one episode. No state is kept between them."""
 
     def __init__(self, sandbox: Sandbox, seconds: float) -> None:
         self._sandbox = sandbox

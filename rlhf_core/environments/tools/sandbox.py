@@ -1,4 +1,4 @@
-"""Runs pieces of Python code in processes that can neither read, write, connect nor outlive what they are given."""
+"""Sandbox for pieces of Python code: their processes are confined in files, network, memory, time and lifetime."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _LOADING_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What became of a piece of code."""
+class CodeResult:
+    """The result of a piece of code."""
 
     output: str  # what it printed, with its traceback
     stopped: str  # why it was killed: time, output or files; empty: it ended by itself
@@ -58,9 +58,9 @@ class Sandbox:
     """A host process that has loaded `modules`, and forks for each piece of code. Needs Linux 5.13 or later."""
 
     def __init__(self, seconds: float, memory_gib: float, modules: Sequence[str] = ()) -> None:
-        """seconds, memory_gib: that each piece of code may take. modules: loaded once, for all of them.
+        """seconds, memory_gib: limits of each piece of code. modules: loaded once, for all of them.
 
-        Raises StageError if this node cannot confine it, or a module cannot be loaded.
+        Raises StageError if this node cannot confine the code, or a module cannot be loaded.
         """
         self._settings = {
             "seconds": seconds, "memory": int(memory_gib * 2**30), "modules": modules,
@@ -76,10 +76,12 @@ class Sandbox:
             raise
 
     def _started(self) -> _Host:
-        control, theirs = socket.socketpair()
-        with theirs:
-            arguments = ["-s", "-B", str(_PROGRAM), str(theirs.fileno()), _HOME]
-            process = LineProcess(arguments, environment=_VARIABLES, folder=self._folder, descriptors=[theirs.fileno()])
+        control, host_end = socket.socketpair()
+        with host_end:
+            arguments = ["-s", "-B", str(_PROGRAM), str(host_end.fileno()), _HOME]
+            process = LineProcess(
+                arguments, environment=_VARIABLES, folder=self._folder, descriptors=[host_end.fileno()]
+            )
         host = _Host(process, control)
         try:
             answer = process.exchange({"folder": str(self._folder), **self._settings}, _LOADING_SECONDS)
@@ -106,10 +108,13 @@ class Sandbox:
                 remove_tree(left)
             self._host = self._started()  # the last one is closed when no call has it any more
 
-    async def run(self, code: str) -> Ran:
-        """Raises EpisodeError if a process that it needs has ended; StageError if a new host cannot be started."""
+    async def run(self, code: str) -> CodeResult:
+        """Run a piece of code.
+
+        Raises EpisodeError if one of its processes has died; StageError if no new host can be started.
+        """
         if len(code) > _MOST_CODE:
-            return Ran(f"the code has more than {_MOST_CODE} characters", "", 1)
+            return CodeResult(f"the code has more than {_MOST_CODE} characters", "", 1)
         if self._host.process.status() is not None:
             await asyncio.to_thread(self._start_again)
         try:
@@ -120,7 +125,7 @@ class Sandbox:
         try:
             await process.begin()
             await process.send({"folder": str(folder), "code": code})
-            return Ran(**await process.receive())
+            return CodeResult(**await process.receive())
         except ProcessError as error:
             raise EpisodeError(
                 f"the process that runs code of the Python tool has ended: it {error}; see the log"
@@ -131,14 +136,14 @@ class Sandbox:
             await asyncio.to_thread(remove_tree, folder)
 
     def close(self) -> None:
-        """End it, with all code that runs."""
+        """Kill the host, and all running code."""
         self._host.end()
         remove(self._folder)
 
 
 def _readable() -> list[str]:
-    """The Python installation and its packages; not folders of a checkout, which may have files of the user's."""
+    """List the Python installation and its packages, without folders of a checkout, which may hold the user's files."""
     installed = {sysconfig.get_path(scheme) for scheme in ("stdlib", "platstdlib", "purelib", "platlib")}
     installed |= {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages", "lib-dynload")}
-    found = [*sorted(installed), *_LIBRARIES, *_DEVICES]
-    return [path for path in found if os.path.exists(path)]
+    paths = [*sorted(installed), *_LIBRARIES, *_DEVICES]
+    return [path for path in paths if os.path.exists(path)]

@@ -1,9 +1,9 @@
 """The host of the Python tool: each piece of code gets a keeper, a fork of the host, and runs in a fork of its keeper.
 
-The code's process confines itself before it runs any: it reads the Python installation and its own empty folder, writes
-in that folder, computes, and can do nothing else. Landlock (files), seccomp (everything else) and resource limits are
-the kernel's, and need no privileges. The host has the standard library alone, none of the job's environment variables,
-and never reads a request or an answer, so that a fork has nothing to give away.
+The code's process confines itself before it runs any: it can read the Python installation and its own empty folder,
+write in that folder, compute, and do nothing else. Landlock (files), seccomp (everything else) and resource limits are
+the kernel's, and need no privileges. The host imports only the standard library, has none of the job's environment
+variables, and never reads a request or a reply, so that a fork has nothing to leak.
 Started by sandbox.py as a file, with the control socket of a ForkServer.
 """
 
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _serve(control: socket.socket, settings: dict[str, Any]) -> None:
-    """Hand each call to a fork, its keeper, and read nothing of it: no keeper has seen another call."""
+    """Pass each call unread to a fork, its keeper: no keeper has seen another call."""
     _call("prctl", _SET_SUBREAPER, 1, 0, 0, 0)  # of code whose keeper was killed
     host = os.getpid()
 
@@ -95,7 +95,7 @@ def _serve(control: socket.socket, settings: dict[str, Any]) -> None:
 
 
 def _keep(descriptor: int, settings: dict[str, Any], host: int) -> None:
-    """Of a fork of the host: one call, from its request to its answer."""
+    """Serve one call, in a fork of the host, from its request to its reply."""
     end_with(host)
     os.dup2(descriptor, 3)
     os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -109,7 +109,7 @@ def _keep(descriptor: int, settings: dict[str, Any], host: int) -> None:
 
 
 def _answer(connection: socket.socket, settings: dict[str, Any], folder: str, code: str) -> dict[str, Any]:
-    """The output of the code, and how it ended: its exit status, or why it was stopped."""
+    """Return the output of the code, and its end: its exit status, or the limit that stopped it."""
     keeper = os.getpid()
     pipe, written = os.pipe()
     process = os.fork()
@@ -122,7 +122,7 @@ def _answer(connection: socket.socket, settings: dict[str, Any], folder: str, co
 
 
 def _watched(connection: int, pipe: int, folder: str, deadline: float) -> tuple[bytes, str]:
-    """The output until it is closed, or until something is too much; and what that is."""
+    """Read the output until it is closed or a limit is exceeded; return it with that limit."""
     output = b""
     poll = select.poll()
     for descriptor in (connection, pipe):
@@ -144,7 +144,7 @@ def _watched(connection: int, pipe: int, folder: str, deadline: float) -> tuple[
 
 
 def _ended(process: int, seconds: float) -> int:
-    """Its exit status. It may have closed its output and run on: after `seconds` it is killed."""
+    """Return the exit status. Code that closed its output and runs on is killed after `seconds`."""
     deadline = time.monotonic() + seconds
     ended, status = os.waitpid(process, os.WNOHANG)
     while not ended:
@@ -158,7 +158,7 @@ def _ended(process: int, seconds: float) -> int:
 
 
 def _few_files(folder: str) -> bool:
-    """False too for what cannot be counted, such as a path that is too long for the kernel."""
+    """Return whether the folder is within its limit of files; False if they cannot be counted (paths too long)."""
     left, size, pending = MOST_FILES, 0, [folder]
     while pending:
         try:
@@ -179,7 +179,7 @@ def _few_files(folder: str) -> bool:
 
 
 def _confined(settings: dict[str, Any], folder: str, output: int, code: str, keeper: int) -> None:
-    """Of a fork of `keeper`: run the code, and never return."""
+    """Run the code in a fork of `keeper`, and never return."""
     status = 1
     try:
         end_with(keeper)
@@ -207,7 +207,7 @@ def _text_output(descriptor: int) -> io.TextIOWrapper:
 
 
 def _run(code: str) -> int:
-    """The code as a notebook runs a cell: the value of a last expression is printed."""
+    """Run the code as a notebook runs a cell: the value of a last expression is printed."""
     lines = [line + "\n" for line in code.splitlines()]
     linecache.cache[_NAME] = (len(code), None, lines, _NAME)  # tracebacks show its lines
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -236,7 +236,7 @@ def _run(code: str) -> int:
 
 
 def _confine(settings: dict[str, Any], folder: str) -> None:
-    """Raises OSError if the kernel cannot."""
+    """Confine this process. Raises OSError if the kernel cannot."""
     os.setsid()
     os.umask(0o077)
     with open("/proc/self/statm") as statistics:
@@ -262,8 +262,8 @@ def _restrict_files(readable: list[str], folder: str) -> None:
     ruleset = (ctypes.c_uint64 * 3)(handled, 3, 3)
     size = 8 if version < 4 else 16 if version < 6 else 24
     rules = _call("syscall", _CREATE_RULESET, ruleset, size, 0)
-    own = _OWN | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    _allow(rules, folder, own)
+    rights = _OWN | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    _allow(rules, folder, rights)
     for path in readable:
         _allow(rules, path, _READ_FILE | (_READ_FOLDER if os.path.isdir(path) else 0))
     _call("syscall", _RESTRICT_SELF, rules, 0)
@@ -318,7 +318,7 @@ with open("own", "w") as file:
 
 
 def _unconfined(settings: dict[str, Any]) -> str:
-    """What confined code could do that it must not, or what it could not do that it must; empty: it is confined."""
+    """Return a fault of the confinement, an action wrongly possible or impossible; empty if there is none."""
     folder = tempfile.mkdtemp(dir=settings["folder"])
     outside = os.path.join(settings["folder"], "probe")
     open(outside, "w").close()
@@ -328,11 +328,11 @@ def _unconfined(settings: dict[str, Any]) -> str:
         _confined(settings, folder, written, _PROBE.replace("PATH", repr(outside)), host)
     os.close(written)
     with open(pipe, errors="replace") as output:
-        said = output.read().strip()
+        report = output.read().strip()
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     shutil.rmtree(folder, ignore_errors=True)
     os.unlink(outside)
-    return said.splitlines()[0] if said else "" if status == 0 else f"its process ended with exit code {status}"
+    return report.splitlines()[0] if report else "" if status == 0 else f"its process ended with exit code {status}"
 
 
 if __name__ == "__main__":

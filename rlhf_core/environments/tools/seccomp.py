@@ -1,7 +1,7 @@
-"""The system calls that the code of the Python tool may make, as a filter for the kernel (seccomp).
+"""seccomp filter of the system calls that the code of the Python tool may make.
 
-An allow-list: what is not on it fails with EPERM, so that there are no sockets, processes, threads, signals, devices or
-shared memory, and nothing outlives the process. Which files can be opened is left to Landlock (sandbox_process.py).
+An allow-list: all other calls fail with EPERM, so that there are no sockets, processes, threads, signals, devices or
+shared memory, and nothing outlives the process. File access is left to Landlock (sandbox_process.py).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
 
 def seccomp_filter() -> bytes:
-    """struct sock_filter[] for this machine. Raises StageError for an architecture whose calls are not known here."""
+    """Return struct sock_filter[] for this machine. Raises StageError for an architecture without a table of calls."""
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         raise StageError(
@@ -87,7 +87,7 @@ def seccomp_filter() -> bytes:
 
 
 def _allowed_if(number: int, tests: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """The call `number`, if each of `tests` (place, mask, value) holds; otherwise what follows decides."""
+    """Allow the call `number` if each of `tests` (place, mask, value) holds; otherwise continue with the next rule."""
     words = [
         (_ARGUMENTS + 8 * place + 4 * half, mask >> 32 * half & 0xFFFFFFFF, value >> 32 * half & 0xFFFFFFFF)
         for place, mask, value in tests

@@ -1,4 +1,4 @@
-"""What a reply's calls of tools are answered by."""
+"""Execution of a reply's tool calls, and the messages with their results."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _UNREADABLE = "Error: this call cannot be read"
 
 
 class ToolCalls:
-    """Of one episode. Calls are made one after the other, in their order."""
+    """The tool calls of one episode, run one after the other in their order."""
 
     def __init__(self, config: CallsTools, tools: Mapping[str, EpisodeTools]) -> None:
-        """tools: what runs each, by the names that the policy calls."""
+        """tools: the runner of each tool, by the tool's name."""
         self._config, self._tools = config, tools
         self._malformed = 0
 
     def unreadable(self) -> Feedback:
-        """To a reply whose calls cannot be read."""
+        """Return the feedback on a reply whose calls cannot be parsed."""
         self._malformed += 1
         return Feedback(
             [{"role": "tool", "content": _UNREADABLE}],
@@ -32,7 +32,7 @@ class ToolCalls:
         )
 
     async def results(self, calls: Sequence[ToolCall]) -> Feedback:
-        """A message for each call. Without any the episode is over. Raises EpisodeError where a tool does."""
+        """Return a message for each call. Without calls the episode ends. Raises EpisodeError if a tool does."""
         counts: Counter[str] = Counter()
         messages = [await self._result(call, counts) for call in calls]
         return Feedback(messages, done=not calls, metrics=dict(counts))

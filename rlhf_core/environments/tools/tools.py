@@ -1,4 +1,4 @@
-"""The policy calls tools, whose results answer it, until a reply has no call."""
+"""The environment in which the policy calls tools, and reads their results, until a reply has no call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ToolEnvironments(Environments):
     def __init__(
         self, config: ToolsEnvironment, toolsets: list[Toolset], parser: ToolCallParser, opened: ExitStack
     ) -> None:
-        """opened: what ends all of them. Raises RecipeError if two tools have one name."""
+        """opened: closes all of them. Raises RecipeError if two tools have one name."""
         self.name = config.type
         self.max_turns = config.max_turns
         self.tolerated_failures = config.tolerated_failures
@@ -64,7 +64,9 @@ class ToolEpisode(EpisodeEnvironment):
     ) -> None:
         self._parser = parser
         self._tools = [of_episode for _, of_episode in tools]
-        by_name = {schema["function"]["name"]: own for toolset, own in tools for schema in toolset.schemas}
+        by_name = {
+            schema["function"]["name"]: episode_tools for toolset, episode_tools in tools for schema in toolset.schemas
+        }
         self._calls = ToolCalls(config, by_name)
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Any:

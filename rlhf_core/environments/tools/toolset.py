@@ -1,4 +1,4 @@
-"""What runs the policy's calls: tools of one kind, and those of one episode."""
+"""Toolsets: tools of one kind, for a stage and for each episode."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ class ToolResult:
 
 
 class EpisodeTools(Protocol):
-    """Of one episode. What is not the policy's fault raises EpisodeError, whose message is the cause alone."""
+    """The tools of one episode.
+
+    Failures that are not the policy's raise EpisodeError, whose message is the cause alone.
+    """
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
-        """seed: of its random numbers."""
+        """Start the episode. seed: of its random generators."""
 
     async def call(self, name: str, arguments: Any) -> ToolResult:
-        """arguments: JSON, of any type."""
+        """Call a tool. arguments: JSON, of any type."""
 
     def close(self) -> None:
-        """The episode is over. Idempotent."""
+        """End the episode. Idempotent."""
 
 
 class Toolset(ABC):
@@ -36,4 +39,4 @@ class Toolset(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends all that it has started."""
+        """End all processes and connections that it has started."""
