@@ -1,1 +1,1 @@
-"""From prompts to trajectories: episodes of one or many turns, side by side over the engines."""
+"""From prompts to trajectories: episodes of one or many turns, played concurrently on the engines."""

@@ -1,6 +1,6 @@
-"""The calls that a program makes of the policy in one episode: bounded, recorded, and joined into sequences.
+"""A program's calls of the policy in one episode: bounded, recorded, and joined into sequences.
 
-What trains is this record. A program can choose among its calls, but neither change nor invent one.
+The record is trained. A program can choose among its calls, but neither change nor invent one.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rlhf_core.types import Branch, Completion, Prompt, SequenceImage, Stretch, 
 
 
 class Calls:
-    """Of one episode. Implements environments.program.Policy."""
+    """The calls of one episode. Implements environments.program.Policy."""
 
     def __init__(
         self, rules: EpisodeRules, parameters: SamplingParameters, seed: Callable[[int], int], ask: Ask
     ) -> None:
-        """seed: of the call with a number; not asked for where sampling is greedy."""
+        """seed: returns the seed of the call with a number; not called if sampling is greedy."""
         self._rules, self._parameters, self._seed, self._ask = rules, parameters, seed, ask
         self._begun = 0
-        self.made: list[Call] = []  # in the order in which they ended
+        self.completed: list[Call] = []  # in the order in which they ended
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -68,7 +68,7 @@ class Calls:
         seed = self._seed(number) if parameters.temperature else None
         completion = await self._ask(Request(tuple(prompt), parameters, seed, request_images(images)))
         call = Call(number, tuple(prompt), until_stop(completion, stop, self.tokenizer), messages, images)
-        self.made.append(call)
+        self.completed.append(call)
         return call
 
     def _check(self, prompt: Sequence[int], max_tokens: int | None) -> None:
@@ -83,9 +83,11 @@ class Calls:
                 "out for these",
                 "invalid_max_tokens",
             )
-        known = len(self.tokenizer)
-        if not prompt or not all(type(token) is int and 0 <= token < known for token in prompt):
-            raise CallError(f"the prompt must be one or more tokens, numbers from 0 to {known - 1}", "invalid_prompt")
+        vocabulary = len(self.tokenizer)
+        if not prompt or not all(type(token) is int and 0 <= token < vocabulary for token in prompt):
+            raise CallError(
+                f"the prompt must be one or more tokens, numbers from 0 to {vocabulary - 1}", "invalid_prompt"
+            )
         if len(prompt) >= self.max_length:
             raise CallError(
                 f"the prompt has {len(prompt)} tokens and leaves no room for a completion: together they have at most "
@@ -95,9 +97,9 @@ class Calls:
 
 
 def until_stop(completion: Completion, stop: Sequence[str], tokenizer: Tokenizer) -> Completion:
-    """`completion` up to the token that completes the first of the texts `stop`; all of it if there is none.
+    """Truncate `completion` after the token that completes the first of the texts `stop`, if there is one.
 
-    A token does not depend on those after it, so that what is left is what sampling would have given that stops there.
+    A token does not depend on later ones, so the result equals that of sampling with this stop.
     """
     if not any(text in decode_completion(tokenizer, completion.token_ids) for text in stop):
         return completion
@@ -112,7 +114,7 @@ def until_stop(completion: Completion, stop: Sequence[str], tokenizer: Tokenizer
 
 
 def _first(stretches: Sequence[Stretch], tokens: int) -> tuple[Stretch, ...]:
-    """Of the first `tokens`; empty where these are by weights of one version."""
+    """Return the stretches of the first `tokens`; empty if one version of the weights sampled these."""
     kept = []
     for stretch in stretches:
         if tokens > 0:
@@ -123,7 +125,7 @@ def _first(stretches: Sequence[Stretch], tokens: int) -> tuple[Stretch, ...]:
 
 @dataclass(slots=True)
 class TokenSequence:
-    """Tokens of an episode, in which each call that it trains stands after its prompt."""
+    """Tokens of an episode; each of its trained calls follows its prompt."""
 
     token_ids: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
@@ -135,7 +137,7 @@ class TokenSequence:
         self._add(token_ids, False, [0.0] * len(token_ids))
 
     def add_prompt(self, call: Call) -> None:
-        """What is not there yet of the call's prompt, with its images."""
+        """Append the missing part of the call's prompt, with its images."""
         assert self.is_prefix_of(call)
         self.add_given(call.prompt[len(self.token_ids) :])
         self.images = list(call.images)
@@ -151,17 +153,17 @@ class TokenSequence:
         self.logprobs += logprobs
 
     def is_prefix_of(self, call: Call) -> bool:
-        """Whether the call's prompt begins with it: the same tokens, and where they stand for images, the same ones."""
+        """Return whether the call's prompt begins with this sequence: equal tokens, and equal images."""
         length = len(self.token_ids)
         within = [image for image in call.images if image.start < length]
         return list(call.prompt[:length]) == self.token_ids and within == self.images
 
 
 def joined(calls: Sequence[Call]) -> list[TokenSequence]:
-    """All calls in as few sequences as their prefixes allow; each call is sampled in one of them.
+    """Join all calls into as few sequences as their prefixes allow; each call is sampled in one of them.
 
-    calls: in the order in which they ended. A call continues the longest sequence that its prompt begins with, as it
-    then is; else it begins a sequence. So there are as many as there are calls which no later call continues.
+    calls: in the order in which they ended. A call continues the longest sequence that its prompt begins with at that
+    time; else it begins a sequence. So there are as many sequences as calls that no later call continues.
     """
     sequences: list[TokenSequence] = []
     for call in calls:
@@ -176,15 +178,15 @@ def joined(calls: Sequence[Call]) -> list[TokenSequence]:
 
 
 def chosen(calls: Sequence[Call], sequences: Any) -> list[TokenSequence]:
-    """The sequences that a program returns, where each thing it says was sampled is what the engine returned there.
+    """Return the sequences that a program returned, verified against the record of its calls.
 
     sequences: lists of segments, {"given": tokens} or {"call": number, "token_ids": tokens}. Raises EpisodeError, whose
-    message is the cause alone, if they are none, or say what the record does not.
+    message is the cause alone, if their form is wrong, or a segment differs from the record.
     """
     if not isinstance(sequences, list) or not sequences:
         raise EpisodeError(f"it returned the sequences {sequences!r}, expected a list with at least one")
     by_number = {call.number: call for call in calls}
-    made = []
+    verified = []
     for index, segments in enumerate(sequences):
         where = f"sequence {index} that it returned"
         if not isinstance(segments, list):
@@ -194,12 +196,12 @@ def chosen(calls: Sequence[Call], sequences: Any) -> list[TokenSequence]:
             _add_segment(sequence, segment, by_number, where)
         if not sequence.sampled or not sequence.sampled[-1]:
             raise EpisodeError(f"{where} does not end with a reply, so that its last tokens would train nothing")
-        made.append(sequence)
-    return made
+        verified.append(sequence)
+    return verified
 
 
 def _add_segment(sequence: TokenSequence, segment: Any, calls: dict[int, Call], where: str) -> None:
-    """calls: those that no sequence has yet; the one that is added is taken out."""
+    """Append a segment. calls: those that no sequence has yet; the one that is added is removed."""
     match segment:
         case {"given": list(tokens), **rest} if not rest and all(type(token) is int for token in tokens):
             sequence.add_given(tokens)
@@ -219,18 +221,18 @@ def _add_segment(sequence: TokenSequence, segment: Any, calls: dict[int, Call], 
 def trajectory_of(
     sequences: Sequence[TokenSequence], prompt: Prompt, text: Callable[[Sequence[int]], str], reward: float
 ) -> Trajectory:
-    """One trajectory, of the sequence that has the last call; the others are its branches.
+    """Return one trajectory: the sequence with the last call, with the others as its branches.
 
-    text: of a reply's tokens.
+    text: decodes a reply's tokens.
     """
     calls = [call for sequence in sequences for call in sequence.calls]
     last = max(calls, key=lambda call: call.number)
     main = next(sequence for sequence in sequences if last in sequence.calls)
     others = [sequence for sequence in sequences if sequence is not main]
-    asked = main.token_ids[: main.sampled.index(True)]
-    in_prompt = sum(image.start < len(asked) for image in main.images)
+    first_prompt = main.token_ids[: main.sampled.index(True)]
+    in_prompt = sum(image.start < len(first_prompt) for image in main.images)
     return Trajectory(
-        prompt=replace(prompt, token_ids=tuple(asked), images=tuple(main.images[:in_prompt])),
+        prompt=replace(prompt, token_ids=tuple(first_prompt), images=tuple(main.images[:in_prompt])),
         token_ids=torch.tensor(main.token_ids, dtype=torch.int64),
         loss_mask=torch.tensor(main.sampled, dtype=torch.bool),
         rollout_logprobs=torch.tensor(main.logprobs),

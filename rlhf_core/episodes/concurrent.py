@@ -1,4 +1,4 @@
-"""Episodes side by side, none of which waits for another."""
+"""Concurrent episodes, none of which waits for another."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def play_concurrently(episodes: Sequence[Play[T]], engines: Engines) -> list[T]:
-    """What each episode returns, in their order; the first error of an episode or an engine is raised.
+    """Play the episodes; return their results, in order. The first error of an episode or an engine is raised.
 
-    After an error the engines may have begun what nothing waits for, and are of no further use.
+    After an error the engines may have unfinished requests, and must not be used again.
     """
     with Stream(engines) as stream:
         return stream.play(episodes)

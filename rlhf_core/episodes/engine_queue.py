@@ -1,4 +1,4 @@
-"""What episodes ask of one engine: a reply is sampled as soon as it is asked for."""
+"""Request queue of one engine; requests start immediately."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_core.types import Completion
 
 
 class EngineQueue:
-    """Of one engine: what its episodes ask for, and wait for."""
+    """Requests of the episodes of one engine, and their pending replies."""
 
     def __init__(self, engines: Engines, index: int, threads: Executor) -> None:
         self._engines, self._index, self._threads = engines, index, threads
@@ -40,7 +40,7 @@ class EngineQueue:
             raise
 
     async def hold(self) -> None:
-        """Begin nothing more until `release`, and return once the engine has nothing that it has begun."""
+        """Start no request until `release`; return once the running ones have ended."""
         self._held = True
         await self._idle.wait()
 

@@ -1,4 +1,4 @@
-"""Episodes as tokens: what the policy sampled, turn by turn, and between its replies what the environment said.
+"""Episodes as tokens: the policy's sampled replies, turn by turn, and the environment's messages between them.
 
 This layer owns templates, masks and limits. An environment sees messages alone.
 """
@@ -31,7 +31,7 @@ _ROLES = ("user", "system", "tool")  # that an environment speaks as
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRules:
-    """What episodes that are played together share."""
+    """Settings shared by episodes that are played together."""
 
     tokenizer: Tokenizer
     max_turns: int
@@ -43,7 +43,7 @@ class EpisodeRules:
     skip_special_tokens: bool = False  # in the text of replies
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """A reply as environments and rewards read it."""
+        """Decode a reply for environments and rewards."""
         return (decode_completion if self.skip_special_tokens else written_text)(self.tokenizer, token_ids)
 
 
@@ -69,22 +69,22 @@ class Episode:
         self.over = False
 
     async def begin(self, seed: int) -> None:
-        """The environment asks. seed: of its random numbers.
+        """Get the first prompt from the environment. seed: of its random generators.
 
-        Raises EpisodeError, with the row, if it fails, or asks what cannot be asked.
+        Raises EpisodeError, with the row, if it fails, or returns an invalid prompt.
         """
-        asked = await self._called(self._environment.reset(dict(self._prompt.row), seed))
-        if isinstance(asked, Feedback):
-            self.max_tokens = self._checked_limit(asked.max_tokens, "reset")
-            asked = asked.messages
-        if asked != self._messages:
-            self._messages = self._answered = self._checked(asked, "reset")
-            self._prompt = self._asked_by_environment()
+        messages = await self._called(self._environment.reset(dict(self._prompt.row), seed))
+        if isinstance(messages, Feedback):
+            self.max_tokens = self._checked_limit(messages.max_tokens, "reset")
+            messages = messages.messages
+        if messages != self._messages:
+            self._messages = self._answered = self._checked(messages, "reset")
+            self._prompt = self._environment_prompt()
         self._append(self._prompt.token_ids, False, [0.0] * len(self._prompt.token_ids))
 
     @property
     def images(self) -> list[RequestImage]:
-        """So far."""
+        """Images so far."""
         return request_images(self._prompt.images + self._shown)
 
     @property
@@ -93,9 +93,10 @@ class Episode:
         return len(self._replies)
 
     async def take(self, reply: Completion) -> None:
-        """One more reply: the environment judges it, and its feedback follows, unless the episode ends.
+        """Add a reply: the environment judges it, and its feedback follows, unless the episode ends.
 
-        Raises EpisodeError, with the row and the turn, if the environment fails or the chat template cannot write it.
+        Raises EpisodeError, with the row and the turn, if the environment fails or the chat template cannot render the
+        feedback.
         """
         assert not self.over
         rules = self._rules
@@ -144,28 +145,28 @@ class Episode:
         )
 
     def _answer(self, reply: str, feedback: Feedback) -> None:
-        said = self._checked(feedback.messages, "step")
+        feedback_messages = self._checked(feedback.messages, "step")
         messages = [*self._messages, {"role": "assistant", "content": reply}]
         try:
-            between = encode_feedback(self._rules.tokenizer, messages, said, self._prompt.row.get("tools"))
+            between = encode_feedback(self._rules.tokenizer, messages, feedback_messages, self._prompt.row.get("tools"))
         except StageError as error:
             raise EpisodeError(f"{self._where()}: {error}") from error
-        between, shown = self._with_images(between, said, "step")
+        between, shown = self._with_images(between, feedback_messages, "step")
         if len(self.token_ids) + len(between) >= self._rules.max_length:
             self.over = self._cut = True  # no room for another reply
             return
         self.max_tokens = self._checked_limit(feedback.max_tokens, "step")
         self._append(between, False, [0.0] * len(between))
         self._shown += shown
-        self._messages = [*messages, *said]
+        self._messages = [*messages, *feedback_messages]
 
     def _append(self, token_ids: Sequence[int], sampled: bool, logprobs: Sequence[float]) -> None:
         self.token_ids += token_ids
         self._sampled += [sampled] * len(token_ids)
         self._logprobs += logprobs
 
-    def _asked_by_environment(self) -> Prompt:
-        """The prompt, where the environment asks something else than the row."""
+    def _environment_prompt(self) -> Prompt:
+        """Return the prompt if the environment's differs from the row's."""
         rules = self._rules
         written = encode_prompt(rules.tokenizer, self._messages, self._prompt.row.get("tools"))
         token_ids, images = self._with_images(written, self._messages, "reset")
@@ -180,7 +181,7 @@ class Episode:
     def _with_images(
         self, token_ids: list[int], messages: Sequence[Message], method: str
     ) -> tuple[list[int], tuple[SequenceImage, ...]]:
-        """`token_ids`, which `messages` were written as, with all tokens of their images, and where these will be."""
+        """Expand the images in `token_ids`, the rendered `messages`. Returns the tokens and the images' positions."""
         if self._rules.images is None:
             return token_ids, ()
         before = 0 if method == "reset" else len(self._prompt.images) + len(self._shown)
@@ -208,7 +209,7 @@ class Episode:
             self._fail(f"{method}() returned the reward {written(reward)}, expected a finite number")
 
     def _checked(self, messages: Any, method: str) -> list[dict[str, Any]]:
-        """`messages` of the environment, with which the policy can be asked for a reply."""
+        """Validate `messages` of the environment as a prompt for a reply."""
         if not isinstance(messages, list | tuple) or not messages:
             self._fail(f"{method}() returned the messages {messages!r}, expected a list with at least one")
         read = [self._read(message, method) for message in messages]
@@ -272,7 +273,7 @@ class Episode:
 
 
 def stretches_of(replies: Sequence[Completion]) -> tuple[Stretch, ...]:
-    """Of all replies, one after the other; empty where one version has sampled them."""
+    """Return the stretches of all replies, one after the other; empty if one version sampled them."""
     each = [s for r in replies for s in r.stretches or (Stretch(len(r.token_ids), r.weight_version),)]
     runs = [(version, list(run)) for version, run in groupby(each, key=lambda stretch: stretch.weight_version)]
     if len(runs) == 1:

@@ -1,4 +1,4 @@
-"""Episodes that a program of the user's plays: what it returns, held against the record of its calls."""
+"""Episodes that a program of the user plays: its result is verified against the record of its calls."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ async def play_program(
     seed: Callable[[int], int],
     environment_seed: int,
 ) -> Trajectory:
-    """seed: of each call, by its number. Raises EpisodeError, with the row, if the program fails."""
+    """Play an episode. seed: returns the seed of each call, by its number.
+
+    Raises EpisodeError, with the row, if it fails.
+    """
     calls = Calls(rules, parameters, seed, ask)
     try:
         outcome = await program.run(row_with_data_urls(prompt), environment_seed, calls)
-        if not calls.made:
+        if not calls.completed:
             raise EpisodeError("it ended without a reply of the policy, so that there is nothing to train")
         reward = outcome.reward
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not fits(reward):
             shown = written(reward) if isinstance(reward, int | float) else repr(reward)
             raise EpisodeError(f"it returned the reward {shown:.200}, expected a finite number")
-        sequences = joined(calls.made) if outcome.sequences is None else chosen(calls.made, outcome.sequences)
+        sequences = joined(calls.completed) if outcome.sequences is None else chosen(calls.completed, outcome.sequences)
     except EpisodeError as error:
-        made = len(calls.made)
+        num_replies = len(calls.completed)
         raise EpisodeError(
-            f"environment {rules.environment}, row {prompt.id}, after {made} replies: {error}"
+            f"environment {rules.environment}, row {prompt.id}, after {num_replies} replies: {error}"
         ) from error
     return trajectory_of(sequences, prompt, rules.text, float(reward))

@@ -25,7 +25,7 @@ from rlhf_core.types import Prompt, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Of one episode."""
+    """The start of an episode."""
 
     prompt: Prompt
     seed: Callable[[int], int]  # of each reply, counted from 0; not asked for where sampling is greedy
@@ -46,9 +46,10 @@ class Rollouter:
         stream: Stream | None = None,
         images: ShownImages | None = None,
     ) -> None:
-        """config: of the engines. environments: none for the reply to the prompt alone. stream: plays on the engines
-        already, and so plays all episodes; none: they are played by calls of the engines. images: how those of
-        environments are read; none: they speak in text alone."""
+        """config: of the engines. environments: none: an episode is the reply to its prompt. stream: plays all
+        episodes, since it occupies the engines; none: engine calls play them. images: reads those of environments;
+        none: these use text alone.
+        """
         self._images = images
         self._engines = engines
         self._stream = stream
@@ -61,11 +62,11 @@ class Rollouter:
         return self._environments.tolerated_failures > 0
 
     def play(self, starts: Sequence[Start], sampling: SamplingConfig) -> list[Trajectory]:
-        """The trajectory of each episode, in their order. Raises EpisodeError of the first that fails."""
+        """Return the trajectory of each episode, in order. Raises EpisodeError of the first that fails."""
         return self._played(starts, sampling, self._play)
 
     def try_to_play(self, starts: Sequence[Start], sampling: SamplingConfig) -> list[Trajectory | EpisodeError]:
-        """As `play`, with the errors of those that fail in their places, up to the share that is tolerated."""
+        """Play as `play` does, but return the errors of failed episodes in their places, up to the tolerated share."""
         if not self.tolerates_failures:
             return [*self.play(starts, sampling)]
         played = self._played(starts, sampling, self._try_to_play)
@@ -73,11 +74,14 @@ class Rollouter:
         return played
 
     def episodes(self, starts: Sequence[Start], sampling: SamplingConfig) -> list[Play[Trajectory | EpisodeError]]:
-        """Each, to be played by the caller. An error is raised, or returned where failures are tolerated."""
+        """Return the episodes, to be played by the caller.
+
+        An error is raised, or returned if failures are tolerated.
+        """
         return self._episodes(starts, sampling, self._try_to_play if self.tolerates_failures else self._play)
 
     def require_tolerable(self, errors: Sequence[EpisodeError], episodes: int) -> None:
-        """Raises EpisodeError if more of the episodes failed than is tolerated."""
+        """Raise EpisodeError if more than the tolerated share of the episodes failed."""
         share = self._environments.tolerated_failures
         if len(errors) > share * episodes:
             raise EpisodeError(

@@ -1,7 +1,7 @@
-"""Episodes side by side, in rounds: the engines are called once every episode that is not over waits for a reply.
+"""Concurrent episodes in rounds: the engines are called once every unfinished episode waits for a reply.
 
-What an engine computes depends in the last bits on what else is in its batch. In rounds that is a function of the
-episodes alone, and not of how long their environments take, so that the same episodes get the same tokens.
+The last bits of an engine's results depend on the rest of its batch. In rounds that is a function of the episodes
+alone, not of the speed of their environments, so that the same episodes get the same tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Play = Callable[[Ask], Coroutine[Any, Any, T]]  # an episode, from its start to 
 
 
 def play_in_rounds(episodes: Sequence[Play[T]], engines: Engines) -> list[T]:
-    """What each episode returns, in their order; where several raise in one round, the first one's error is raised."""
+    """Play the episodes; return their results, in order.
+
+    Of several errors in one round, that of the first one is raised.
+    """
     with asyncio.Runner() as runner:
         rounds = _Rounds(episodes)
         # The engines are called outside of the event loop, which would hold a Ctrl-C back until they have answered.
@@ -43,7 +46,7 @@ class _Rounds(Generic[T]):
         self._all_rest = asyncio.Event()
 
     async def requests(self) -> list[Request]:
-        """Of every episode that is not over, in their order, once all of them wait; none where all are over."""
+        """Return the requests of all unfinished episodes, in order, once all of them wait; empty at the end."""
         if not self._tasks:
             self._tasks = [asyncio.create_task(play(partial(self._ask, i))) for i, play in enumerate(self._episodes)]
             for task in self._tasks:
@@ -56,7 +59,7 @@ class _Rounds(Generic[T]):
         return [self._waiting[index][0] for index in sorted(self._waiting)]
 
     def answer(self, completions: Sequence[Completion]) -> None:
-        """Of the requests, in their order."""
+        """Deliver the completions of the requests, in order."""
         futures = [self._waiting[index][1] for index in sorted(self._waiting)]
         self._waiting.clear()
         self._all_rest.clear()

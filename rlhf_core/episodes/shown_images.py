@@ -1,4 +1,4 @@
-"""Images that environments show the policy in their messages."""
+"""Images in messages of environments."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def request_images(images: Sequence[SequenceImage]) -> list[RequestImage]:
-    """As an engine is given them."""
+    """Return the images as in an engine's request."""
     return [RequestImage(Path(image.path).read_bytes(), image.start, image.length) for image in images]
 
 
 def row_with_data_urls(prompt: Prompt) -> dict[str, Any]:
-    """The row of `prompt`, whose messages have their images as in requests of the OpenAI API: parts with data URLs."""
+    """Return the row of `prompt`, with images as in requests of the OpenAI API: parts with data URLs."""
     row = dict(prompt.row)
     if prompt.images:
         urls = {(file := Path(image.path)).name: {"url": _data_url(file)} for image in prompt.images}
@@ -55,20 +55,19 @@ def _data_url(file: Path) -> str:
 
 
 class ShownImages:
-    """How those of all episodes of a stage are read and kept."""
+    """Reads and keeps the images of all episodes of a stage."""
 
     def __init__(self, processor: ImageProcessor, folder: Path, most: int) -> None:
-        """processor: of the policy. folder: where they are kept; it may be that of a job that was killed. most: of an
-        episode."""
+        """processor: the policy's. folder: keeps the images, may be that of a killed job. most: images an episode."""
         folder.mkdir(exist_ok=True)
         self._folder = folder
         self._reader = ImageReader(ImagesConfig(), None, folder)
         self._rows = RowImages(processor, folder, most)
 
     def canonical(self, message: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
-        """`message` with what its content shows, as rows have it. It may have the images of its row's prompt, too.
+        """Return `message` with content as in canonical rows. It may contain images of its row's prompt, too.
 
-        Raises RowError for what is no image, or one that was not shown before.
+        Raises RowError for an invalid image, or an unknown hash.
         """
         if isinstance(message["content"], str):
             digests = message["images"]
@@ -81,19 +80,20 @@ class ShownImages:
         return read
 
     def read(self, value: Any, place: str) -> str:
-        """The SHA-256 of the image that `value` gives, in any of the ways of a row's, whose file is kept.
+        """Read and keep the image `value`, in any form that a row allows; return the file's SHA-256.
 
-        Raises RowError, which names the place, for what is no image, or a larger one than may be.
+        Raises RowError, which names the place, if it is not an image, or too large.
         """
         return self._reader.read(value, place)
 
     def expanded(
         self, token_ids: Sequence[int], messages: Sequence[Message], start: int = 0, before: int = 0
     ) -> tuple[list[int], tuple[SequenceImage, ...]]:
-        """`token_ids`, in which the template has written `messages`, with all the tokens of each image, and where these
-        are in a sequence where they begin at `start`, behind `before` other images.
+        """Expand the image placeholders in `token_ids`, the rendered `messages`. Returns the tokens and the images'
+        positions.
 
-        Raises ConversationError if the template has not written each once, or if there are too many.
+        start: position of the tokens in the sequence; before: number of images before them.
+        Raises ConversationError if the template does not render each image once, or if there are too many.
         """
         digests = images_of(messages)
         self._rows.require_few(before + len(digests))
@@ -101,11 +101,11 @@ class ShownImages:
         return ids, tuple(SequenceImage(image.path, start + image.start, image.length) for image in placed)
 
     def _keep(self, digest: Any, prompt: Prompt) -> None:
-        asked = {Path(image.path).name: image.path for image in prompt.images}
+        paths_by_digest = {Path(image.path).name: image.path for image in prompt.images}
         if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
             raise RowError(f"`images` has {digest!r:.100}, which is no SHA-256: show an image as a part of `content`")
         if (self._folder / digest).is_file():
             return
-        if digest not in asked:
+        if digest not in paths_by_digest:
             raise RowError(f"`images` has {digest}, which is no image of the row: show it as a part of `content`")
-        self._reader.read(Path(asked[digest]).read_bytes(), "images")
+        self._reader.read(Path(paths_by_digest[digest]).read_bytes(), "images")

@@ -1,4 +1,4 @@
-"""Episodes that are played in a thread of their own, while this one may train."""
+"""Episodes in a thread of their own, while this thread may train."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Stream:
     """An event loop over all engines. Ends with its context.
 
-    The engines may be given weights meanwhile. After an engine has failed, each call raises its error.
+    The engines may load weights meanwhile. After an engine has failed, each call raises its error.
     """
 
     def __init__(self, engines: Engines) -> None:
@@ -50,14 +50,13 @@ class Stream:
         self._stack.close()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What it returns or raises, played in the event loop; this thread waits for it."""
+        """Run the coroutine in the event loop, and wait for its result in this thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def play(self, episodes: Sequence[Play[T]]) -> list[T]:
-        """What each episode returns, in their order; the first error of an episode or an engine is raised.
+        """Play the episodes; return their results, in order. The first error of an episode or an engine is raised.
 
-        All replies of an episode are sampled by one engine, which has computed its prefix, and neighbours share an
-        engine.
+        All replies of an episode are sampled by one engine, which has cached its prefix; neighbours share an engine.
         """
 
         async def all_of_them() -> list[T]:
@@ -69,17 +68,17 @@ class Stream:
         return self.call(all_of_them())
 
     def asker(self) -> Ask:
-        """Of episodes that begin alike: each engine in turn, since those that begin together have asked nothing yet."""
+        """Return the engine of an episode: round-robin, since episodes that start together have no queue length yet."""
         return next(self._turns).ask
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run it beside all else, from within the event loop; what it raises ends the stream."""
+        """Run a coroutine in the background, from within the event loop; its error ends the stream."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     async def unless_it_fails(self, result: Awaitable[T]) -> T:
-        """`result`, unless an engine or work of `begin` fails before: then its error is raised."""
+        """Return `result`, or raise the error of an engine or of `begin`'s work that fails before."""
         future = asyncio.ensure_future(result)
         either: list[asyncio.Future[Any]] = [future, self._error]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -89,7 +88,7 @@ class Stream:
         return await future
 
     def hold(self) -> None:
-        """No reply is begun until `release`; returns once all that were begun are whole."""
+        """Start no reply until `release`; return once the running ones are complete."""
 
         async def hold() -> None:
             await self.unless_it_fails(asyncio.gather(*(queue.hold() for queue in self._queues)))
