@@ -19,7 +19,7 @@ _LARGEST = 3.4028234663852886e38  # float32's
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """Every list has one entry per completion, in their order."""
+    """The rewards of completions. Every list has one entry per completion, in their order."""
 
     rewards: list[float]  # for training
     scores: list[float | None]  # 0-1, for filtering and evaluation
@@ -31,12 +31,12 @@ class RewardResult:
     )  # completion -> why it has no reward, where that is tolerated
 
     def totals(self) -> list[float]:
-        """Of each completion all that it is given, the rewards of its steps included."""
+        """Total reward of each completion, including those of its steps."""
         steps = self.steps or [[]] * len(self.rewards)
-        return [math.fsum([reward, *own]) for reward, own in zip(self.rewards, steps, strict=True)]
+        return [math.fsum([reward, *of_steps]) for reward, of_steps in zip(self.rewards, steps, strict=True)]
 
     def of(self, indexes: Sequence[int]) -> RewardResult:
-        """Of these completions alone, none of which has failed."""
+        """Select completions, none of which has failed."""
         return RewardResult(
             [self.rewards[index] for index in indexes],
             [self.scores[index] for index in indexes],
@@ -52,7 +52,7 @@ class Reward(Protocol):
     def __call__(
         self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]
     ) -> RewardResult:
-        """Score `completions[i]`, the answer to `prompts[i]`, which is the text of the dataset row `rows[i]`.
+        """Score `completions[i]`, the reply to `prompts[i]`, the text of the dataset row `rows[i]`.
 
         Raises RewardError that names the index and the problem; never returns a default value.
         """
@@ -62,7 +62,7 @@ class Reward(Protocol):
 
 
 class TrajectoryReward(Protocol):
-    """A reward that may look at tokens: a reward model does, verifiers, functions and servers read text."""
+    """A reward of tokens: reward models read these; verifiers, functions and servers read text."""
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult: ...
 
@@ -70,7 +70,10 @@ class TrajectoryReward(Protocol):
 
 
 def tolerated(share: float, count: int, judge: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
-    """`judge(*arguments)`, the values of `count` completions; its RewardError for each where failures are tolerated."""
+    """Return `judge(*arguments)`, the values of `count` completions.
+
+    If failures are tolerated, its RewardError is returned for each of them.
+    """
     try:
         return judge(*arguments)
     except RewardError as error:
@@ -80,10 +83,10 @@ def tolerated(share: float, count: int, judge: Callable[..., list[Any]], *argume
 
 
 def checked_result(values: object, count: int, name: str, tolerated_failures: float = 0.0) -> RewardResult:
-    """A RewardResult from what a reward returned: `count` numbers or mappings {reward, score, steps, other metrics}.
+    """Validate a reward's return value: `count` numbers or mappings {reward, score, steps, other metrics}.
 
     Raises RewardError if it is anything else, a number is not finite, or a score is outside 0-1. Up to the share
-    `tolerated_failures` of the completions may be wrong, or have a RewardError in place of their value.
+    `tolerated_failures` of the completions may be invalid, or have a RewardError in place of their value.
     """
     if not isinstance(values, list | tuple):
         raise RewardError(f"{name} returned {type(values).__name__}, expected a list of {count} numbers")
@@ -126,7 +129,7 @@ def _judged(value: object, where: str) -> _Judged:
 
 
 def _aligned(judged: Mapping[int, _Judged], failures: dict[int, str], count: int, name: str) -> RewardResult:
-    """Raises RewardError where completions have other metrics than the first, or only some have steps."""
+    """Raise RewardError if completions have other metrics than the first, or only some have steps."""
     first = next(iter(judged.values()), _Judged(math.nan, None, None, {}))
     for index, one in judged.items():
         where = f"{name}, completion {index}"
@@ -180,10 +183,10 @@ def _finite(value: object, what: str, where: str) -> float:
 
 
 def fits(value: float) -> bool:
-    """Whether `value` is finite in float32, in which rewards train."""
+    """Return whether `value` is finite in float32, the type of rewards in training."""
     return abs(value) <= _LARGEST
 
 
 def written(value: float) -> str:
-    """`value` in a message: Python refuses to write integers of thousands of digits."""
+    """Format `value` for a message: Python refuses to format integers of thousands of digits."""
     return f"{value:g}" if isinstance(value, float) else f"an integer of {value.bit_length()} bits"

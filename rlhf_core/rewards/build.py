@@ -1,4 +1,4 @@
-"""Builds rewards from their configs; config/rewards/rewards.py lists them in its table REWARDS."""
+"""Construction of rewards from their configs; config/rewards/rewards.py lists them in its table REWARDS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlhf_core.rewards.text import RewardOfText
 
 
 def implementation_of(config: RewardConfig) -> Any:
-    """The class that the table names for the reward of `config`."""
+    """Return the table's class for the reward of `config`."""
     module, _, name = REWARDS[config.type].implementation.partition(":")
     return getattr(import_module(module), name)
 
@@ -25,7 +25,10 @@ def build_text_reward(config: TextReward, context: StageContext) -> Reward:
 
 
 def build_reward(config: RewardConfig, context: StageContext) -> TrajectoryReward:
-    """The reward of `config`. Rewards of a reward model are built in rewards/model.py, with the RL stage's workers."""
+    """Build the reward of `config`.
+
+    Rewards of a reward model are built in rewards/model.py, with the RL stage's workers.
+    """
     if isinstance(config, TextReward):
         return RewardOfText(build_text_reward(config, context))
     reward: TrajectoryReward = implementation_of(config).of(config, context)
@@ -34,7 +37,7 @@ def build_reward(config: RewardConfig, context: StageContext) -> TrajectoryRewar
 
 @contextmanager
 def open_rewards(configs: Mapping[str, RewardConfig], context: StageContext) -> Iterator[dict[str, TrajectoryReward]]:
-    """The rewards of `configs` by name, closed at the end."""
+    """Build the rewards of `configs` by name; they are closed at the end."""
     with ExitStack() as stack:
         rewards: dict[str, TrajectoryReward] = {}
         for name, config in configs.items():

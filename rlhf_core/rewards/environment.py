@@ -1,4 +1,4 @@
-"""What an environment gave for the replies of an episode, as a reward."""
+"""The reward that an environment returned for the replies of an episode."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rlhf_core.types import Trajectory
 
 
 class RewardOfEnvironment:
-    """The sum over an episode's turns; logged beside it: how many turns there were."""
+    """The sum over an episode's turns, logged with the number of turns."""
 
     def __init__(self, threshold: float | None = None) -> None:
-        """threshold: the sums from which on an episode's reward, and its score, are 1; those of all others are 0."""
+        """threshold: sums from this value on count as reward and score 1, all others as 0."""
         self._threshold = threshold
 
     @classmethod
@@ -30,4 +30,4 @@ class RewardOfEnvironment:
         return RewardResult(passed, list(passed), turns)
 
     def close(self) -> None:
-        """No-op: environments are made for each episode."""
+        """No-op: environments are created for each episode."""

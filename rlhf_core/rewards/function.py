@@ -17,7 +17,7 @@ from rlhf_core.rewards.base import RewardResult, checked_result, tolerated
 class RewardFunction:
     """`function(completions, prompts, rows, **options)` of a Python file, called by name, in batches.
 
-    It may be `async`: what it returns is awaited in its process.
+    It may be `async`: its result is awaited in its process.
     """
 
     @classmethod
@@ -25,7 +25,7 @@ class RewardFunction:
         return cls(config, context.user_file(config.path))
 
     def __init__(self, config: FunctionReward, file: Path, *, log: IO[bytes] | None = None, folder: Path | None = None):
-        """log, folder: of its process, see UserProcess."""
+        """log, folder: see UserProcess."""
         self._config = config
         function = UserFunction(file, config.function, config.path, config.parameters, config.options)
         self._name = function.name

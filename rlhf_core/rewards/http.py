@@ -1,4 +1,4 @@
-"""A reward from a server: sends completions as JSON and receives rewards."""
+"""A reward from a server, which receives completions as JSON and returns rewards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RewardServer:
     In OpenRLHF's form it is {"query", "prompts", "labels"}, the label being the row's `answer`, and the response
     {"rewards", "scores", "extra_logs"}. Servers of OpenRLHF without scores of their own repeat the rewards as such.
 
-    Batches are sent at once, over all servers; which requests are repeated, rewards.servers.Servers says.
+    Batches are sent concurrently, over all servers; rewards.servers.Servers defines the retries.
     """
 
     @classmethod
@@ -76,12 +76,12 @@ class RewardServer:
             "query": query, "prompts": list(batch.prompts), "labels": [row.get("answer", "") for row in batch.rows]
         }  # fmt: skip
 
-    def _values(self, given: Answer, count: int) -> list[Any]:
-        """The answer as one mapping per completion, the form that a user's function returns."""
-        answer, server = given.json(), given.server
+    def _values(self, reply: Answer, count: int) -> list[Any]:
+        """Convert the response to one mapping per completion, the form that a user's function returns."""
+        answer, server = reply.json(), reply.server
         if not isinstance(answer, dict) or "rewards" not in answer or not answer.keys() <= self._keys:
             raise RewardError(
-                f"{server} answered {given.shown!r}; expected a mapping with `rewards` and, optionally, `scores` and "
+                f"{server} answered {reply.shown!r}; expected a mapping with `rewards` and, optionally, `scores` and "
                 f"`{self._extra}`"
             )
         extra = answer.get(self._extra) or {}
@@ -92,8 +92,8 @@ class RewardServer:
             columns["score"] = answer["scores"]
         for name, column in columns.items():
             if not isinstance(column, list) or len(column) != count:
-                found = len(column) if isinstance(column, list) else repr(column)
-                raise RewardError(f"{server}: {found} values of `{name}` for {count} completions")
+                received = len(column) if isinstance(column, list) else repr(column)
+                raise RewardError(f"{server}: {received} values of `{name}` for {count} completions")
         return [{name: column[index] for name, column in columns.items()} for index in range(count)]
 
     @property
@@ -102,10 +102,10 @@ class RewardServer:
 
 
 def _without_repeated(values: list[Any]) -> list[Any]:
-    """`values` without scores, if these are rewards again, and not all from 0 to 1."""
-    given = [value for value in values if isinstance(value, dict) and "score" in value]
-    repeated = all(value["score"] == value["reward"] for value in given)
-    if not repeated or all(isinstance(v["score"], int | float) and 0 <= v["score"] <= 1 for v in given):
+    """Remove scores from `values` if they repeat the rewards, and are not all from 0 to 1."""
+    scored = [value for value in values if isinstance(value, dict) and "score" in value]
+    repeated = all(value["score"] == value["reward"] for value in scored)
+    if not repeated or all(isinstance(v["score"], int | float) and 0 <= v["score"] <= 1 for v in scored):
         return values
     return [
         {name: item for name, item in value.items() if name != "score"} if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""Verdicts of a model behind an OpenAI-compatible endpoint: of single completions as a reward, and of pairs."""
+"""Verdicts of a model behind an OpenAI-compatible endpoint: on single completions, as a reward, and on pairs."""
 
 from __future__ import annotations
 
@@ -24,29 +24,34 @@ _SEARCH_SECONDS = 10.0  # longest search of the pattern in one reply
 
 
 class Judge:
-    """Asks for verdicts, several at a time, and for each text only once: verdicts are kept in this process, by the
-    SHA-256 of the text, as long as the judge is (all steps of a stage). That is some 200 bytes each."""
+    """Requests verdicts, several at a time, once per text: verdicts are cached in this process by the SHA-256 of the
+    text for the lifetime of the judge (all steps of a stage), at some 200 bytes each.
+    """
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config = config
         self.servers = Servers("judge", config, "/chat/completions")
         self._pattern = regex.compile(config.pattern)
-        self._known: dict[bytes, str] = {}
+        self._verdicts: dict[bytes, str] = {}
 
     def __call__(self, texts: Sequence[str | RewardError], share: float) -> list[str | RewardError]:
-        """The verdict on each text. share: of failures that is tolerated; if there is any, an error stands in place of
-        its verdict, else it is raised. An error among the texts is such a failure."""
+        """Return the verdict on each text.
+
+        share: tolerated share of failures; if it is above 0, an error takes the place of its verdict, else it is
+        raised. An error among the texts is such a failure.
+        """
         digests = {text: hashlib.sha256(text.encode()).digest() for text in texts if isinstance(text, str)}
-        new = [text for text, digest in digests.items() if digest not in self._known]
-        asked = self.servers.map(lambda text: tolerated(share, 1, self._verdict, text), new)
+        new = [text for text, digest in digests.items() if digest not in self._verdicts]
+        results = self.servers.map(lambda text: tolerated(share, 1, self._verdict, text), new)
         failed: dict[str, RewardError] = {}
-        for text, (verdict,) in zip(new, asked, strict=True):
+        for text, (verdict,) in zip(new, results, strict=True):
             if isinstance(verdict, RewardError):
                 failed[text] = verdict
             else:
-                self._known[digests[text]] = verdict
+                self._verdicts[digests[text]] = verdict
         return [
-            text if isinstance(text, RewardError) else failed.get(text) or self._known[digests[text]] for text in texts
+            text if isinstance(text, RewardError) else failed.get(text) or self._verdicts[digests[text]]
+            for text in texts
         ]
 
     def _verdict(self, text: str) -> list[str]:
@@ -64,14 +69,14 @@ class Judge:
             raise RewardError(f"{answer.server} answered without text: {answer.shown!r}")
         shown = repr(reply if len(reply) <= _QUOTED else f"…{reply[-_QUOTED:]}")
         try:
-            found = [match.group(1) for match in self._pattern.finditer(reply, timeout=_SEARCH_SECONDS)]
+            matches = [match.group(1) for match in self._pattern.finditer(reply, timeout=_SEARCH_SECONDS)]
         except TimeoutError as error:
             raise RewardError(
                 f"{answer.server}: the pattern {config.pattern!r} did not end within {_SEARCH_SECONDS:g} s in {shown}"
             ) from error
-        if not found or found[-1] is None:
+        if not matches or matches[-1] is None:
             raise RewardError(f"{answer.server}: the pattern {config.pattern!r} finds no verdict in {shown}")
-        return [found[-1].strip()]
+        return [matches[-1].strip()]
 
 
 class JudgeOfCompletions:
@@ -113,11 +118,11 @@ class JudgeOfCompletions:
         return [{"reward": reward, "score": (reward - low) / (high - low)}]
 
     def _number(self, verdict: str) -> float:
-        name, known = self._judge.servers.name, self._config.verdicts
-        if known:
-            if verdict not in known:
-                raise RewardError(f"{name}: the verdict {verdict!r} is none of {', '.join(known)}")
-            return known[verdict]
+        name, values = self._judge.servers.name, self._config.verdicts
+        if values:
+            if verdict not in values:
+                raise RewardError(f"{name}: the verdict {verdict!r} is none of {', '.join(values)}")
+            return values[verdict]
         try:
             number = float(verdict)
         except ValueError as error:
@@ -135,10 +140,10 @@ class JudgeOfPairs:
         self._template = TextTemplate(config.template)
 
     def __call__(self, compared: Sequence[Comparison]) -> list[Outcome]:
-        """Each pair is asked in both orders; a verdict that changes with the order prefers neither.
+        """Judge each pair in both orders; a verdict that changes with the order prefers neither.
 
-        Raises RewardError for a pair without a verdict, unless failures are tolerated: then it is "unjudged", and
-        how many may be, the caller knows.
+        Raises RewardError for a pair without a verdict, or returns "unjudged" if failures are tolerated; the caller
+        enforces their share.
         """
         share = self._config.tolerated_failures
         texts = [
@@ -154,13 +159,13 @@ class JudgeOfPairs:
 
     def _side(self, verdict: str | RewardError) -> str:
         config = self._config
-        known = {config.first: "first", config.second: "second", config.tie: "tie"}
-        if isinstance(verdict, str) and verdict in known:
-            return known[verdict]
+        sides = {config.first: "first", config.second: "second", config.tie: "tie"}
+        if isinstance(verdict, str) and verdict in sides:
+            return sides[verdict]
         if not config.tolerated_failures:
             if isinstance(verdict, RewardError):
                 raise verdict
-            names = ", ".join(name for name in known if name is not None)
+            names = ", ".join(name for name in sides if name is not None)
             raise RewardError(f"{self._judge.servers.name}: the verdict {verdict!r} is none of {names}")
         return "unjudged"
 

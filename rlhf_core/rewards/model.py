@@ -35,7 +35,7 @@ TokenScores = Callable[[PackedBatch], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class RewardReader:
-    """How the tokens of a reward model are read. The model itself is on the training ranks."""
+    """Tokens of a reward model. The model itself is on the training ranks."""
 
     settings: config.ModelReward
     scale: Scale
@@ -44,13 +44,16 @@ class RewardReader:
 
     @classmethod
     def of(cls, settings: config.ModelReward, folder: Path, policy: Path, tokens: int) -> RewardReader:
-        """folder: the reward model's; policy: the policy's; tokens: of the longest sequence. With the same tokenizer
-        and chat template, the reward model reads the policy's tokens. Raises StageError where it cannot give what the
-        settings want."""
-        tokenizer, own = load_tokenizer(policy), load_tokenizer(folder)
+        """Create the reader of a reward model.
+
+        folder: the reward model's; policy: the policy's; tokens: of the longest sequence. With the same tokenizer and
+        chat template, the reward model reads the policy's tokens. Raises StageError if the model cannot fulfil the
+        settings.
+        """
+        tokenizer, own_tokenizer = load_tokenizer(policy), load_tokenizer(folder)
         other = None
-        if not same_tokens(folder, policy) or tokenizer.chat_template != own.chat_template:
-            other = OtherTokenizer(own, context_length(folder))
+        if not same_tokens(folder, policy) or tokenizer.chat_template != own_tokenizer.chat_template:
+            other = OtherTokenizer(own_tokenizer, context_length(folder))
         stored = read_config(folder)
         problem = judge_problem(stored, settings, reads_tokens=other is None, tokens=tokens)
         problem = (
@@ -127,7 +130,7 @@ class OtherTokenizer:
     context: int | None  # context length of the reward model in tokens; None: unknown
 
     def batch(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        """Re-tokenise the text of each prompt and completion. Raises RewardError if one is too long."""
+        """Tokenize the text of each prompt and completion again. Raises RewardError if one is too long."""
         sequences = [self._sequence(trajectory) for trajectory in trajectories]
         return pack(sequences, [[True] * len(sequence) for sequence in sequences])
 
@@ -145,7 +148,7 @@ class OtherTokenizer:
         return ids
 
     def tokens(self, messages: Sequence[Message], completion: str, tools: Tools | None = None) -> list[int]:
-        """What the reward model reads of a finished completion of `messages`."""
+        """Return the reward model's tokens of a finished completion of `messages`."""
         ids, _ = ended_completion(self.tokenizer, messages, completion, tools)
         return ids
 
@@ -159,7 +162,7 @@ def _scaled(value: float, trajectory: Trajectory, scale: Scale) -> float:
 
 
 def scaled(value: float, scale: Scale, where: str) -> float:
-    """The reward of a raw score. Raises RewardError if the score is not finite."""
+    """Scale a raw score to a reward. Raises RewardError if the score is not finite."""
     if not math.isfinite(value):
         raise RewardError(f"the reward model returned {value} for {where}")
     return (value - scale.mean) / scale.std

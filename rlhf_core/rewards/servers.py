@@ -1,4 +1,4 @@
-"""What all that ask a server share: JSON by POST, spread over several servers, repeated where that is safe."""
+"""Client of reward and judge servers: JSON by POST, distributed over several servers, with retries where safe."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Answer:
     server: str  # its name in errors
 
     def json(self) -> Any:
-        """Raises RewardError, with the beginning of the answer, if it is something else."""
+        """Parse the response. Raises RewardError, with its beginning, if it is not JSON."""
         try:
             return json.loads(self.content)
         except ValueError as error:
@@ -55,13 +55,15 @@ class Answer:
 
 
 class Servers:
-    """Answers have no side effects, so a request is repeated where there is no connection, it breaks, or the status is
-    429 or 5xx: by the next server at once, and by all again after a pause. Any other failure, such as a timeout, is a
+    """Several equivalent servers.
+
+    Requests have no side effects, so they are retried if there is no connection, it breaks, or the status is 429 or
+    5xx: by the next server at once, and by all again after a pause. Any other failure, such as a timeout, raises
     RewardError at once.
     """
 
     def __init__(self, what: str, config: ServerConfig, path: str = "") -> None:
-        """what: begins their names in errors; path: is added to each URL.
+        """what: prefix of their names in errors; path: appended to each URL.
 
         Raises RewardError if an environment variable that the config names is not set or not valid.
         """
@@ -77,13 +79,13 @@ class Servers:
 
     @property
     def name(self) -> str:
-        """Of all of them, for errors."""
+        """Name of all of them, for errors."""
         return ", ".join(server.address.name for server in self._servers)
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """`function` of each, in order, as many at a time as the servers are sent requests; `function` calls `post`.
+        """Map `function`, which calls `post`, over the items, concurrently up to the servers' limit. Keeps the order.
 
-        Servers that were not reachable are tried again. Raises what the first function to fail raises.
+        Unreachable servers are tried again. Raises the error of the first function that fails.
         """
         self._unreachable.clear()
         if not items:
@@ -98,11 +100,11 @@ class Servers:
                 raise
 
     def metrics(self) -> dict[str, float]:
-        """Of the last `map`: how many servers could not be reached, where there are several."""
+        """Number of servers that the last `map` could not reach, if there are several servers."""
         return {"unreachable_servers": float(len(self._unreachable))} if len(self._servers) > 1 else {}
 
     def post(self, request: Mapping[str, Any]) -> Answer:
-        """Raises RewardError, which names the server."""
+        """Send a request. Raises RewardError, which names the server."""
         retrying = Retrying(
             stop=stop_after_attempt(self._config.attempts),
             wait=wait_random_exponential(multiplier=0.2, max=_MAX_PAUSE),
@@ -115,7 +117,7 @@ class Servers:
         self._client.close()
 
     def _round(self, request: Mapping[str, Any]) -> Answer:
-        """Ask one server after the other, until one answers: those that are reachable and less busy first."""
+        """Try one server after the other, reachable and less busy ones first, until one responds."""
         left = list(self._servers)
         while True:
             with self._lock:
@@ -132,7 +134,7 @@ class Servers:
                     server.in_flight -= 1
 
     def _sent(self, server: _Server, request: Mapping[str, Any]) -> bytes:
-        """The body of the answer. Raises TransientError where another attempt may succeed, else RewardError."""
+        """Return the response body. Raises TransientError if a retry may succeed, else RewardError."""
         name, limit = server.address.name, self._config.timeout_seconds
         try:
             status, body = self._received(server, request)
@@ -155,7 +157,7 @@ class Servers:
         raise kind(f"{name} answered with status {status}{redirect}: {shown(body)}")
 
     def _received(self, server: _Server, request: Mapping[str, Any]) -> tuple[int, bytes]:
-        """Status and body. The limit of httpx is one for each part of an answer: here it is one for all of them."""
+        """Return status and body. httpx limits the time of each part of a response; this limits that of all of them."""
         deadline = time.monotonic() + self._config.timeout_seconds
         with self._client.stream("POST", server.address.url, json=request) as response:
             parts = []
@@ -167,16 +169,16 @@ class Servers:
 
 
 class TransientError(RewardError):
-    """Another attempt may succeed."""
+    """A retry may succeed."""
 
 
 def shown(content: bytes) -> str:
-    """The beginning of an answer, for errors."""
+    """Return the beginning of a response, for errors."""
     return content[: 4 * _MAX_QUOTED].decode(errors="replace")[:_MAX_QUOTED]
 
 
 def addresses(what: str, config: ServerConfig, path: str = "") -> Iterator[Address]:
-    """Of all servers. what: begins their names in errors; path: is added to each URL.
+    """Yield the addresses of all servers. what: prefix of their names in errors; path: appended to each URL.
 
     Raises RewardError if the environment variable that the config names is not set, or holds no URL.
     """
@@ -208,7 +210,10 @@ def _variable(name: str) -> str:
 
 
 def headers(config: ServerConfig) -> dict[str, str]:
-    """That requests have. Raises RewardError if the environment variable that the config names holds no header."""
+    """Return the headers of requests.
+
+    Raises RewardError if the environment variable that the config names holds no header.
+    """
     variable = config.header_variable
     if variable is None:
         return {}

@@ -15,13 +15,13 @@ class Shaping:
     """
 
     def __init__(self, config: ShapingConfig, max_tokens: int) -> None:
-        """max_tokens: the length of the longest completion that can be sampled."""
+        """max_tokens: length limit of sampled completions."""
         self._config = config
         self._max_tokens = max_tokens
         self._moments = RunningMoments()
 
     def __call__(self, rewards: Sequence[float], lengths: Sequence[int], truncated: Sequence[bool]) -> list[float]:
-        """The shaped rewards. lengths: sampled tokens of each completion; truncated: whether it was cut off."""
+        """Return the shaped rewards. lengths: sampled tokens of each completion; truncated: whether it was cut off."""
         shaped = list(rewards)
         config = self._config
         if config.overlong is not None:
@@ -48,7 +48,7 @@ class Shaping:
 
 
 def overlong_penalty(length: int, max_tokens: int, config: OverlongConfig) -> float:
-    """Minus eq. 13 of arXiv:2503.14476, times `penalty`: 0 up to max_tokens - buffer, then linear in the length.
+    """Return minus eq. 13 of arXiv:2503.14476, times `penalty`: 0 up to max_tokens - buffer, then linear in the length.
 
     length: tokens that the policy sampled, including the end-of-text token and excluding those of an environment.
     """
@@ -91,7 +91,7 @@ class RunningMoments:
         self._count = total
 
     def normalised(self, value: float) -> float:
-        """(value - mean) / population standard deviation; 0 while all values are equal."""
+        """Return (value - mean) / population standard deviation; 0 while all values are equal."""
         if self._lowest == self._highest:  # the standard deviation may then be a rounding error
             return 0.0
         return (value - self._mean) / math.sqrt(self._squares / self._count)

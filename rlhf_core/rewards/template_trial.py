@@ -1,5 +1,6 @@
-"""Does a template of the recipe end, and does a row have what it asks for? Tried in a process of its own, which may be
-ended: a template is a program."""
+"""Trial of a recipe's template: it must end, and rows must have its fields. A template is a program, so the trial runs
+in a process that can be killed.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ _TRIAL_MEMORY = 2**32  # bytes
 def template_problem(
     template: str, rows: Sequence[Mapping[str, Any]], texts: Mapping[str, str], *, lenient: bool = False
 ) -> str | None:
-    """Why the template cannot be written for one of the rows; None if it can.
+    """Return why the template cannot be rendered for one of the rows; None if it can.
 
-    texts: what stands in the place of completions, by the names that the template has for them. lenient: only whether
-    it ends, with or without an error.
+    texts: stand-ins for completions, by their names in the template. lenient: check only that rendering ends, with or
+    without an error.
     """
     request = {"template": template, "rows": list(rows), "texts": dict(texts), "lenient": lenient}
     return _problem(json.dumps(request, default=str))
@@ -44,15 +45,15 @@ def _problem(request: str) -> str | None:
 
 
 def problem_of_rows(request: str) -> str | None:
-    """As template_problem, in this process. request: its arguments, as JSON."""
-    given = json.loads(request)
+    """Return `template_problem` in this process. request: its arguments, as JSON."""
+    trial = json.loads(request)
     try:
-        template = TextTemplate(given["template"])
+        template = TextTemplate(trial["template"])
     except TemplateSyntaxError as error:  # a filter that there is none of
         return f"line {error.lineno} of the template: {error.message}"
     try:
-        for row in given["rows"]:
-            template(row, prompt=str(row["prompt"][-1]["content"]), **given["texts"])
+        for row in trial["rows"]:
+            template(row, prompt=str(row["prompt"][-1]["content"]), **trial["texts"])
     except RewardError as error:
-        return None if given["lenient"] else " ".join(str(error).split())
+        return None if trial["lenient"] else " ".join(str(error).split())
     return None

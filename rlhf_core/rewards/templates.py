@@ -1,4 +1,4 @@
-"""Texts that are sent to servers, written by Jinja templates of the recipe in a sandbox."""
+"""Texts for servers, rendered by the recipe's Jinja templates in a sandbox."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_core.errors import ConversationError, RewardError, reason_of
 
 
 def hint_of(template: str) -> Hint:
-    """The text of a row that `teacher.hint` writes. Raises ConversationError if it asks for what the row has not."""
+    """Return the renderer of `teacher.hint`. Raises ConversationError if the row lacks a field of the template."""
     written = TextTemplate(template)
 
     def hint(row: Mapping[str, Any]) -> str:
@@ -30,12 +30,12 @@ class TextTemplate:
         self._template = ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(text)
 
     def __call__(self, row: Mapping[str, Any], **texts: str) -> str:
-        """`row` and `texts` by their names; `messages` is the row's prompt, or `texts["prompt"]` as a user's turn.
+        """Render with `row` and `texts` by name; `messages` is the row's prompt, or `texts["prompt"]` as a user's turn.
 
-        Raises RewardError if the template asks for what is not there.
+        Raises RewardError if the template uses a missing name.
         """
-        asked = row.get("prompt")
-        messages = asked if isinstance(asked, list) else [{"role": "user", "content": texts["prompt"]}]
+        prompt = row.get("prompt")
+        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": texts["prompt"]}]
         try:
             return self._template.render(row=row, messages=messages, **texts)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RewardOfText:
-    """Of an episode the reward sees the last reply, and what it was given in its prompt."""
+    """Passes the reward the last reply of an episode, and its prompt."""
 
     reward: Reward
 

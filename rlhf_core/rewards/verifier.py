@@ -1,7 +1,7 @@
-"""Rewards that check an answer: 1 if it is right, 0 if it is wrong (tasks of reasoning-gym may give parts).
+"""Rewards that verify an answer: 1 if it is right, 0 if it is wrong (tasks of reasoning-gym may give parts).
 
-Searching and scoring depend on what the policy wrote, so both have a time limit: a pattern may backtrack for ever, and
-a scorer may evaluate `9**9**9`.
+Search and scoring depend on the policy's text, so both have a time limit: a pattern may backtrack for ever, and a
+scorer may evaluate `9**9**9`.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Verifier:
         return float(value)
 
     def _answer(self, completion: str) -> str | None:
-        """The last answer in a completion; None if there is none."""
+        """Return the last answer in a completion; None if there is none."""
         if self._pattern is None:
             return completion
-        found = self._pattern.finditer(completion, timeout=self._config.timeout_seconds)
-        answers = [match.group(1) for match in found]
+        matches = self._pattern.finditer(completion, timeout=self._config.timeout_seconds)
+        answers = [match.group(1) for match in matches]
         return answers[-1] if answers else None

@@ -1,1 +1,1 @@
-"""What user_process.py loads into a process that can be killed, file by file."""
+"""Scorers that user_process.py loads into a process that can be killed, one per file."""

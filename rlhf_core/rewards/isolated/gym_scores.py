@@ -11,5 +11,5 @@ from rlhf_core.data.sources.reasoning import score
 
 
 def score_one(task: str, answer: str, row: Mapping[str, Any]) -> list[float]:
-    """The score, alone in a list, of `answer` for the dataset row `row` of the task `task`."""
+    """Return the score of `answer` for the dataset row `row` of the task `task`, in a list of one."""
     return [float(score(task, answer, row))]
