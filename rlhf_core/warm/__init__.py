@@ -1,1 +1,1 @@
-"""A warm Python: programs start as forks of a process that has imported torch, transformers, DeepSpeed and vLLM."""
+"""Warm Python: programs start as forks of a process that has imported torch, transformers, DeepSpeed and vLLM."""

@@ -1,9 +1,9 @@
-"""`python` with a faster start: hands its command line to the warm process, which forks a process that runs it.
+"""`python` with a faster start: passes its command line to the warm process, which forks a process to run it.
 
-Run as a script in place of the interpreter, `python -IS client.py SCRIPT …`, or called with `-m MODULE …`. To whoever
-started it, it looks like the program itself: it passes signals on, ends with the program's exit status, and if it is
-killed so is the program. Without a warm process, or if that refuses, it becomes a plain Python. Imports little: every
-import here is a part of every start.
+Run as a script in place of the interpreter, `python -IS client.py SCRIPT …`, or called with `-m MODULE …`. It behaves
+like the program itself towards its parent: it forwards signals, ends with the program's exit status, and if it is
+killed so is the program. If there is no warm process, or the request is refused, it becomes a plain Python. Imports
+little: every import here is part of every start.
 """
 
 import json
@@ -22,13 +22,14 @@ _REPLY_SECONDS = 10.0
 
 
 def python_command() -> str | None:
-    """What starts a warm Python on this node, in place of `sys.executable`; None if this node has no warm process."""
+    """Return the command of a warm Python on this node, in place of `sys.executable`; None without a warm process."""
     return f"{sys.executable} -IS {os.path.abspath(__file__)}" if os.environ.get(SOCKET_VARIABLE) else None
 
 
 def run_warm(arguments: list[str]) -> int | None:
-    """Run `python ARGUMENTS` in a fork of the warm process and wait for its end: its exit status, negative for a
-    signal. None if there is no warm process, or it refuses; nothing has run then.
+    """Run `python ARGUMENTS` in a fork of the warm process; return its exit status, negative for a signal.
+
+    Returns None, with nothing run, if there is no warm process, or it refuses.
     """
     path = os.environ.get(SOCKET_VARIABLE)
     if not path:

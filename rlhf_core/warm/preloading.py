@@ -1,7 +1,7 @@
-"""What the warm process imports, for all of its forks: libraries, and our own code.
+"""Imports of the warm process, shared by all of its forks: libraries, and our own code.
 
-A program reads our code as it is when the program starts. So a fork keeps what was imported only if it would find the
-same files, unchanged; else it imports all of it again.
+A program runs our code as of its start. So a fork keeps the imported modules only if it would find the same files,
+unchanged; else it imports all of them again.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def _modules(library: str) -> Iterator[str]:
         yield library
         return
     package = importlib.import_module(library.removesuffix(".*"))
-    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if not found.name.endswith("__main__"):
-            yield found.name
+    for module_info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not module_info.name.endswith("__main__"):
+            yield module_info.name
 
 
 def our_files() -> dict[str, int]:
-    """Path -> time of its last change, of each file of our code that this process would import."""
+    """Return path -> modification time of each file of our code that this process would import."""
     changed = {}
     for path in Path(rlhf_core.__file__).parent.rglob("*.py"):
         with suppress(FileNotFoundError):  # it is being replaced, or is an editor's link to nowhere
@@ -76,10 +76,10 @@ def our_files() -> dict[str, int]:
 
 
 def forget_our_modules(files: Mapping[str, int]) -> None:
-    """Unless a process with this `sys.path` would import the same files, with what `files` says of them."""
+    """Drop our modules unless this process's `sys.path` leads to the same files, unchanged since `files`."""
     specs = (finder.find_spec("rlhf_core", None) for finder in sys.meta_path)
-    found = next((spec.origin for spec in specs if spec is not None), None)
-    if found == rlhf_core.__file__ and our_files() == files:
+    origin = next((spec.origin for spec in specs if spec is not None), None)
+    if origin == rlhf_core.__file__ and our_files() == files:
         return
     for name in [name for name in sys.modules if name.split(".")[0] == "rlhf_core"]:
         del sys.modules[name]

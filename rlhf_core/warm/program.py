@@ -1,4 +1,4 @@
-"""What a fork of the warm process does: run a command line of Python as a fresh interpreter would."""
+"""A fork of the warm process: runs a Python command line as a fresh interpreter would."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Program:
 
 
 def run(program: Program, base_path: Sequence[str], our_files: Mapping[str, int]) -> None:
-    """What a fresh interpreter does with its command line.
+    """Run a command line as a fresh interpreter does.
 
-    base_path: sys.path without what PYTHONPATH adds. our_files: of our code, as it was imported.
+    base_path: sys.path without the entries of PYTHONPATH. our_files: of our code, as of its import.
     """
     for target, descriptor in enumerate(program.descriptors):
         os.dup2(descriptor, target)
@@ -55,7 +55,7 @@ def run(program: Program, base_path: Sequence[str], our_files: Mapping[str, int]
 
 
 def _take_over_state() -> None:
-    """What libraries keep of a process: each fork has its own."""
+    """Reset the state that libraries keep per process."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()  # the global generator, which is as random in a fresh process
     if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
@@ -64,7 +64,7 @@ def _take_over_state() -> None:
 
 
 def exit_after(program: Callable[[], None]) -> NoReturn:
-    """What an interpreter does at its end, but for taking all those modules apart, which takes as long as a stage."""
+    """Run the program and exit like an interpreter, without its teardown of modules, which takes as long as a stage."""
     status = 1
     try:
         program()

@@ -1,11 +1,10 @@
-"""The warm process: it imports libraries once, and forks at a request.
+"""The warm process: it imports libraries once, and forks on request.
 
 Usage: `python -m rlhf_core.warm.server SOCKET [LIBRARY …]`
 
-Our own code is imported too, and again by a fork that finds it changed. Libraries that were installed again, or
-variables that they read when they are imported, would be others than a fresh process has: then a request is refused,
-and its client starts a plain Python. For nodes without GPUs, since some of what is imported may touch the driver, which
-no fork can use after that.
+Our own code is imported too, and again by a fork if it has changed. If libraries were installed again, or variables
+that they read on import differ, a request is refused, and its client starts a plain Python. For nodes without GPUs,
+since some imports may initialise the driver, which no fork can use after that.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _REQUEST_SECONDS = 5.0
 
 
 class Server:
-    """Answers one request after another."""
+    """Serves one request after another."""
 
     def __init__(
         self, path: Path, environment: Mapping[str, str], base_path: Sequence[str], our_files: Mapping[str, int]
     ) -> None:
-        """environment: this process's as it was before anything was imported. base_path, our_files: see `run`."""
+        """environment: of this process, before anything was imported. base_path, our_files: see `run`."""
         self._environment = _read_at_import(environment)
         self._site = _site_stamps()
         self._pid = os.getpid()
@@ -82,7 +81,7 @@ class Server:
         exit_after(partial(run, program, self._base_path, self._our_files))
 
     def _why_not(self, request: Program) -> str:
-        """Why a fork would not be what a fresh process is; empty if it would be."""
+        """Return why a fork would differ from a fresh process; empty if it would not."""
         wanted = _read_at_import(request.environment)
         if differing := sorted(
             n for n in wanted.keys() | self._environment if wanted.get(n) != self._environment.get(n)
@@ -109,8 +108,8 @@ def _received(connection: socket.socket) -> Program:
             if not (more := connection.recv(size - len(content))):
                 raise ValueError("it is cut off")
             content += more
-        asked = json.loads(content)
-        return Program(asked["arguments"], asked["folder"], asked["environment"], asked["umask"], descriptors)
+        request = json.loads(content)
+        return Program(request["arguments"], request["folder"], request["environment"], request["umask"], descriptors)
     except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -122,7 +121,7 @@ def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _site_stamps() -> dict[str, int]:
-    """When packages were last installed or removed."""
+    """Return the times of the last installation or removal of packages."""
     folders = (Path(path) for path in sys.path if path.endswith(("site-packages", "dist-packages")))
     return {str(folder): folder.stat().st_mtime_ns for folder in folders if folder.is_dir()}
 
