@@ -1,1 +1,1 @@
-"""Answers held-out prompts and summarises the scores: pass@k, confidence intervals. Loads no models."""
+"""Completions of held-out prompts and summaries of their scores: pass@k, confidence intervals. Loads no models."""

@@ -1,4 +1,4 @@
-"""Samples completions from engines, greedily and at random, and scores every one."""
+"""Sampling of completions from engines, greedily and at random, and scoring of each."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _score(trajectories: Sequence[Trajectory], scorers: Mapping[str, TrajectoryR
 
 
 def _scores(name: str, scorer: TrajectoryReward, trajectories: Sequence[Trajectory]) -> list[float]:
-    """The scores, or the rewards of a scorer that returns no scores. Raises RewardError if one is not in 0-1."""
+    """Return the scores, or the rewards of a scorer without scores. Raises RewardError if one is not in 0-1."""
     result = scorer(trajectories)
     scores = [reward if score is None else score for reward, score in zip(result.rewards, result.scores, strict=True)]
     for trajectory, score in zip(trajectories, scores, strict=True):

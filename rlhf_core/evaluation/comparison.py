@@ -1,4 +1,4 @@
-"""Two models' scores on the same prompts, compared prompt by prompt."""
+"""Paired comparison of two models' scores on the same prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def compare(
     scorer: str,
     completions: Completions = "greedy",
 ) -> Estimate:
-    """By how much the mean score of `after` exceeds that of `before`, with its 95 % interval over prompts.
+    """Return the mean score of `after` minus that of `before`, with its 95 % interval over prompts.
 
     before, after: rows of `samples.jsonl` of two evaluations (stages/evaluation.py).
     completions: the score of each prompt's greedy completion, or the mean score of its sampled ones.
@@ -29,7 +29,7 @@ def compare(
 
 
 def _scores(rows: Sequence[Mapping[str, Any]], scorer: str, completions: Completions) -> dict[str, float]:
-    """The score of each prompt, by its id."""
+    """Return the score of each prompt, by its id."""
     scores = {}
     for row in rows:
         greedy, *sampled = row["completions"]

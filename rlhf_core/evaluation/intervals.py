@@ -1,4 +1,4 @@
-"""95 % confidence intervals: how the metrics of an evaluation would vary with other prompts."""
+"""95 % confidence intervals: the variation of an evaluation's metrics over other prompts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class Estimate:
 
 
 def wilson(passed: int, count: int) -> Estimate:
-    """The share of `count` independent prompts that passed, with the interval of E. B. Wilson, JASA 22 (1927) 209-212.
+    """Return the share of `count` independent prompts that passed, with its interval.
 
-    Unlike the normal approximation it stays inside 0-1, and has a width if all or none passed.
+    E. B. Wilson, JASA 22 (1927) 209-212. Unlike the normal approximation it stays inside 0-1, and has a width if all or
+    none passed.
     """
     if not 0 <= passed <= count or count == 0:
         raise ValueError(f"{passed} of {count} passed")
@@ -34,15 +35,16 @@ def wilson(passed: int, count: int) -> Estimate:
 
 
 def cluster_bootstrap(values: Sequence[float], *, seed: int, resamples: int = 2000) -> Estimate:
-    """The mean of one value in 0-1 per prompt, with the percentile interval over prompts resampled with replacement.
+    """Return the mean of one value in 0-1 per prompt, with the percentile interval over prompts resampled with
+    replacement.
 
     A value may come from many samples of its prompt. These are not independent, so whole prompts are resampled.
     Davison and Hinkley, Bootstrap Methods and their Application (1997), section 3.8.
     The same seed gives the same bounds.
 
-    Where all n values are equal to v, no resample differs, though other prompts might. None of n prompts was different,
-    so the share q of all prompts that are is at most Wilson's bound for 0 of n; what these have lies in 0-1, and the
-    mean of all in [v - q v, v + q (1 - v)]. At 0 and 1 this is Wilson's interval.
+    If all n values equal v, so do all resamples, though other prompts might differ. None of n prompts did, so the share
+    q of all prompts that differ is at most Wilson's bound for 0 of n; their values are in 0-1, and the overall mean is
+    in [v - q v, v + q (1 - v)]. At 0 and 1 this is Wilson's interval.
     """
     if not values:
         raise ValueError("there are no values to take a mean of")
@@ -56,8 +58,10 @@ def cluster_bootstrap(values: Sequence[float], *, seed: int, resamples: int = 20
 
 
 def bootstrap(values: Sequence[float], *, seed: int, resamples: int = 2000) -> Estimate:
-    """The mean of one value of any size per prompt, with the interval of `cluster_bootstrap`. Of equal values it has no
-    width: nothing says how far others may be from them."""
+    """Return the mean of one unbounded value per prompt, with the interval of `cluster_bootstrap`.
+
+    For equal values it has no width: there is no bound on the values of other prompts.
+    """
     data = np.asarray(values, dtype=np.float64)
     generator = np.random.default_rng(seed)
     means = np.array([generator.choice(data, size=data.size).mean() for _ in range(resamples)])
@@ -66,9 +70,9 @@ def bootstrap(values: Sequence[float], *, seed: int, resamples: int = 2000) -> E
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float], *, seed: int) -> Estimate:
-    """The mean of after - before, values in 0-1 of the same prompts, with its interval by `cluster_bootstrap`.
+    """Return the mean of after - before, values in 0-1 of the same prompts, with its interval by `cluster_bootstrap`.
 
-    Resampling prompts keeps each pair together, so what both find easy or hard does not widen the interval.
+    Resampling prompts keeps each pair together, so the difficulty of a prompt for both does not widen the interval.
     """
     shares = [(new - old + 1) / 2 for old, new in zip(before, after, strict=True)]
     share = cluster_bootstrap(shares, seed=seed)

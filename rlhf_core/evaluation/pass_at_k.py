@@ -1,10 +1,10 @@
-"""The unbiased estimate of pass@k."""
+"""Unbiased estimate of pass@k."""
 
 from __future__ import annotations
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The probability that one of k samples passes, given n samples of which c passed: 1 - C(n-c, k) / C(n, k).
+    """Return the probability that one of k samples passes, if c of n samples passed: 1 - C(n-c, k) / C(n, k).
 
     Equation 1 of arXiv:2107.03374, computed as a product that does not overflow. Raises ValueError unless
     1 <= k <= n and 0 <= c <= n.

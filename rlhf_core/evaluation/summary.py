@@ -1,4 +1,4 @@
-"""Computes the metrics of `results.json` and of the manifest from scored completions."""
+"""Metrics of `results.json` and of the manifest, computed from scored completions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ScoredCompletion:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One prompt with its greedy completion and its sampled ones."""
+    """A prompt with its greedy completion and its sampled ones."""
 
     id: str
     task: str
@@ -35,7 +35,7 @@ class Answered:
 
 
 def summarise(prompts: Sequence[Answered], *, pass_at: Sequence[int], seed: int) -> dict[str, Any]:
-    """{"all": metrics, "tasks": {task: metrics}}, the content of `results.json`.
+    """Return {"all": metrics, "tasks": {task: metrics}}, the content of `results.json`.
 
     Metrics are the number of `prompts`; of greedy and of sampled completions the mean `length` in tokens, the number of
     `blank` ones and the `finish_reasons`; `distinct_share`; and for each scorer pass@k, with 95 % intervals, and the
@@ -69,8 +69,7 @@ def _lengths(completions: Sequence[ScoredCompletion]) -> dict[str, Any]:
 
 
 def uniformity(greedy: Sequence[str], sampled: Sequence[str]) -> str:
-    """A sentence for completions that are all blank, or all the same: all there are, or the greedy ones. Empty for
-    others."""
+    """Return a note if all completions, or all greedy ones, are blank or equal; else an empty string."""
     return _uniformity([*greedy, *sampled], "completions") or _uniformity(greedy, "greedy completions")
 
 
@@ -84,7 +83,7 @@ def _uniformity(texts: Sequence[str], what: str) -> str:
 
 
 def _distinct_share(prompts: Sequence[Answered]) -> float:
-    """The share of distinct texts among the sampled completions of a prompt; the mean over prompts."""
+    """Return the mean over prompts of the share of distinct texts among a prompt's sampled completions."""
     return sum(len({c.text for c in p.sampled}) / len(p.sampled) for p in prompts) / len(prompts)
 
 
@@ -105,7 +104,7 @@ def _greedy_pass(scores: Sequence[float]) -> Estimate:
 
 
 def _sampled_pass(scores: Sequence[Sequence[float]], k: int, seed: int) -> Estimate:
-    """The mean of the prompts' unbiased estimates, with its interval over prompts."""
+    """Return the mean of the prompts' unbiased estimates, with its interval over prompts."""
     return cluster_bootstrap([pass_at_k(len(s), sum(map(_passes, s)), k) for s in scores], seed=seed)
 
 
@@ -118,7 +117,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def flat_metrics(results: dict[str, Any], main_scorer: str) -> dict[str, float]:
-    """The manifest's metrics: `pass@k`, `_low` and `_high` of the main scorer, `<scorer>/pass@k` of the others."""
+    """Return the manifest's metrics: `pass@k`, `_low`, `_high` of the main scorer, `<scorer>/pass@k` of others."""
     overall = results["all"]
     metrics: dict[str, float] = {}
     for name, values in overall["scorers"].items():

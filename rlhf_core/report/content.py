@@ -1,4 +1,4 @@
-"""The content of the report, collected from the manifests and files of a run's artifacts. Draws nothing."""
+"""Content of the report, collected from the manifests and files of a run's artifacts, without any drawing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SampleRow:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Evaluations of the same prompts by the same scorers: only their numbers stand side by side."""
+    """Evaluations of the same prompts by the same scorers, the only ones that are comparable."""
 
     name: str  # of the stages
     prompts: int
@@ -63,7 +63,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Difference:
-    """By how much one model's greedy score exceeds another's on the same prompts, with a 95 % bootstrap interval."""
+    """Difference of two models' greedy scores on the same prompts, with a 95 % bootstrap interval."""
 
     scorer: str
     before: str
@@ -75,7 +75,7 @@ class Difference:
 
 
 def gather(nodes: Mapping[str, Input], *, samples: int) -> Content:
-    """nodes: the run's artifacts by node name, in the order of the run."""
+    """Collect the content. nodes: the run's artifacts by node name, in the order of the run."""
     evaluations = {name: item for name, item in nodes.items() if item.manifest.kind == Kind.EVALUATION}
     answers = {name: read_jsonl(item.folder / SAMPLES_FILE) for name, item in evaluations.items()}
     return Content(
@@ -101,12 +101,12 @@ def _stage_row(name: str, item: Input) -> StageRow:
 
 
 def _set(nodes: Mapping[str, Input], comparable: Answers, samples: int) -> EvaluationSet:
-    """comparable: rows of the evaluations that are in it, by node."""
+    """Collect one set. comparable: rows of its evaluations, by node."""
     stages = dict.fromkeys(name.partition(".")[0] for name in comparable)
     labels = {name: name.partition(".")[2] or name if len(stages) == 1 else name for name in comparable}
     answers = {labels[name]: rows for name, rows in comparable.items()}
     texts = {model: [c["text"] for row in rows for c in row["completions"]] for model, rows in answers.items()}
-    blank = {model: sum(map(is_blank, found)) for model, found in texts.items()}
+    blank = {model: sum(map(is_blank, completions)) for model, completions in texts.items()}
     notes = [f"{model}: {note}" for model, rows in answers.items() if (note := _uniformity(rows))]
     return EvaluationSet(
         name=", ".join(stages),
@@ -122,7 +122,7 @@ def _set(nodes: Mapping[str, Input], comparable: Answers, samples: int) -> Evalu
 
 
 def _metrics(evaluation: Input) -> dict[str, Any]:
-    """Without what is counted here, also of evaluations that were made before it was a metric."""
+    """Return the metrics without those that are computed here, also for evaluations older than these metrics."""
     return {name: value for name, value in evaluation.manifest.metrics.items() if name != "blank_share"}
 
 
@@ -152,7 +152,7 @@ def _curves(path: Path) -> Curves:
 
 
 def _by_prompts(answers: Answers) -> list[Answers]:
-    """The evaluations of each set of prompts with its scorers."""
+    """Group the evaluations by prompts and scorers."""
     comparable: dict[tuple[frozenset[str], frozenset[str]], dict[str, list[dict[str, Any]]]] = {}
     for model, rows in answers.items():
         key = frozenset(row["id"] for row in rows), frozenset(_greedy(rows[0])["scores"])
@@ -176,8 +176,8 @@ def _differences(answers: Answers) -> list[Difference]:
 def _difference(
     scorer: str, before: str, after: str, old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]
 ) -> Difference:
-    found = compare(old, new, scorer)
-    return Difference(scorer, before, after, found.value, found.low, found.high, len(new))
+    difference = compare(old, new, scorer)
+    return Difference(scorer, before, after, difference.value, difference.low, difference.high, len(new))
 
 
 def _greedy(row: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _greedy(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sample_rows(answers: Answers, count: int) -> list[SampleRow]:
-    """A fixed random sample of the prompts, independent of the models' scores."""
+    """Return a fixed random sample of the prompts, independent of the models' scores."""
     first = next(iter(answers.values()))
     indices = random.Random(0).sample(range(len(first)), min(count, len(first)))
     rows = {model: {row["id"]: row for row in model_rows} for model, model_rows in answers.items()}

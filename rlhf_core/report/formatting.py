@@ -1,4 +1,4 @@
-"""Formats metrics for the tables and the report."""
+"""Formatting of metrics for the tables and the report."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ BLANK_LINES = 6  # shown in a row
 
 
 def main_metrics(metrics: Mapping[str, MetricValue]) -> str:
-    """The metrics that fit into one cell of a table; a stage's manifest names the most important first."""
+    """Format the metrics that fit into one cell of a table; a stage's manifest lists the most important first."""
     values = [(name, value) for name, value in metrics.items() if value is not None and not _is_bound(name)]
     return ", ".join(f"{name} {number(value)}" for name, value in values[:MAIN_METRICS])
 
 
 def with_interval(metrics: Mapping[str, MetricValue], name: str) -> str:
-    """`0.431 (0.380–0.483)` if the metrics have the bounds of the interval, else only the number."""
+    """Format `0.431 (0.380–0.483)` if the metrics have the bounds of the interval, else only the number."""
     value, low, high = (metrics.get(key) for key in (name, f"{name}_low", f"{name}_high"))
     if value is None:
         return "–"
@@ -29,7 +29,7 @@ def with_interval(metrics: Mapping[str, MetricValue], name: str) -> str:
 
 
 def compared_metrics(nodes: Mapping[str, Mapping[str, MetricValue]]) -> list[str]:
-    """Names of the metrics to show in a comparison of models, in their order and without bounds of intervals."""
+    """Return the names of metrics to compare models by, in order, without bounds of intervals."""
     names: dict[str, None] = {}
     for metrics in nodes.values():
         names.update(dict.fromkeys(name for name in metrics if not _is_bound(name)))
@@ -41,7 +41,7 @@ def _is_bound(name: str) -> bool:
 
 
 def number(value: float | int | str | None) -> str:
-    """Integers without a fraction, other numbers with three digits after the point."""
+    """Format integers without a fraction, other numbers with three digits after the point."""
     if isinstance(value, float) and value.is_integer():
         return f"{value:.0f}"
     if isinstance(value, float):
@@ -50,12 +50,12 @@ def number(value: float | int | str | None) -> str:
 
 
 def visible(text: str) -> str:
-    """A completion for a page: each blank line is shown as `⏎`, of many in a row the first six."""
+    """Format a completion for a page: each blank line becomes `⏎`, at most six in a row."""
     lines = text.split("\n") if text.strip("\n") else [""] * len(text)
     shown: list[str] = []
     for is_empty, run in itertools.groupby(lines, key=is_blank):
-        found = list(run)
-        shown += ["⏎"] * min(len(found), BLANK_LINES) if is_empty else found
-        if is_empty and len(found) > BLANK_LINES:
-            shown.append(f"… and {len(found) - BLANK_LINES} more blank lines")
+        run_lines = list(run)
+        shown += ["⏎"] * min(len(run_lines), BLANK_LINES) if is_empty else run_lines
+        if is_empty and len(run_lines) > BLANK_LINES:
+            shown.append(f"… and {len(run_lines) - BLANK_LINES} more blank lines")
     return "\n".join(shown) if shown else "(empty)"

@@ -10,7 +10,7 @@ from rlhf_core.report.templating import environment
 
 
 def render(content: Content, *, title: str, revision: str, libraries: dict[str, str]) -> str:
-    """Escapes all text from models and data; only the pictures drawn here are inserted unescaped."""
+    """Render the page. Escapes all text from models and data; only the pictures drawn here are inserted unescaped."""
     return (
         environment()
         .get_template("report.html")

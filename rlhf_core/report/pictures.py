@@ -18,7 +18,7 @@ _NOT_DRAWN = ("validation/best", "validation/best_step")
 
 
 def curve_grid(curves: Curves) -> str:
-    """Small multiples, one per metric of one stage; empty if no metric has at least two points."""
+    """Draw small multiples, one per metric of one stage; empty if no metric has at least two points."""
     lines = [name for name in curves if len(curves[name]) > 1]
     names = [name for name in _FIRST if name in lines]
     names += sorted(name for name in lines if name.startswith(("validation/", "monitor/")) and name not in _NOT_DRAWN)
@@ -44,7 +44,7 @@ def curve_grid(curves: Curves) -> str:
 
 
 def phase_bars(curves: Curves) -> str:
-    """The mean seconds of each phase of an RL step."""
+    """Draw the mean seconds of each phase of an RL step."""
     phases = {n.removeprefix("seconds/"): [v for _, v in p] for n, p in curves.items() if n.startswith("seconds/")}
     if not phases:
         return ""
@@ -60,7 +60,7 @@ def phase_bars(curves: Curves) -> str:
 
 
 def lineage(edges: Sequence[tuple[str, str]]) -> str:
-    """The graph of artifacts, each to the right of its inputs."""
+    """Draw the graph of artifacts, each to the right of its inputs."""
     graph = networkx.DiGraph(edges)
     for column, names in enumerate(networkx.topological_generations(graph)):
         for name in names:

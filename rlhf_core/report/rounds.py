@@ -27,16 +27,16 @@ class RoundRow:
 
 
 def page(repository: ArtifactRepository, title: str, ends: Sequence[RoundEnd]) -> str:
-    """HTML. Raises StoreError if artifacts of the rounds are gone."""
+    """Render the page as HTML. Raises StoreError if artifacts of the rounds are gone."""
     prompt, rows = "", []
     for end in ends:
-        found: Mapping[str, Any] = {}
+        sample: Mapping[str, Any] = {}
         metrics: Mapping[str, str] = {}
         if end.record is not None and (record := repository.manifest(end.record)) is not None:
             metrics = _metrics(repository, record)
-            found = _first_sample(repository, record)
-            prompt = prompt or str(found["prompt"])
-        greedy = found["completions"][0] if found else None
+            sample = _first_sample(repository, record)
+            prompt = prompt or str(sample["prompt"])
+        greedy = sample["completions"][0] if sample else None
         score = None if greedy is None else float(next(iter(greedy["scores"].values())))
         rows.append(RoundRow(end, metrics, "" if greedy is None else visible(greedy["text"]), score))
     names = list(dict.fromkeys(name for row in rows for name in row.metrics))
@@ -54,7 +54,7 @@ def _metrics(repository: ArtifactRepository, record: Manifest) -> dict[str, str]
 
 
 def _sampled_or_trained(repository: ArtifactRepository, record: Manifest) -> Iterator[Manifest]:
-    """The stages that read the round's prompts, on the way to its candidate; those of earlier rounds are not read."""
+    """Yield the stages between the round's prompts and its candidate; those of earlier rounds are not read."""
     prompts, pending = record.parents["prompts"], [record.parents["candidate"]]
     seen = {record.parents["accepted"], prompts}
     while pending:

@@ -8,7 +8,7 @@ from rlhf_core.report.formatting import compared_metrics, number, visible
 
 
 def environment() -> Environment:
-    """Of the templates. Escapes all text that they insert."""
-    made = Environment(loader=PackageLoader("rlhf_core.report"), autoescape=True, undefined=StrictUndefined)
-    made.filters |= {"number": number, "visible": visible, "compared_metrics": compared_metrics}
-    return made
+    """Return the environment of the page templates, which escape all inserted text."""
+    templates = Environment(loader=PackageLoader("rlhf_core.report"), autoescape=True, undefined=StrictUndefined)
+    templates.filters |= {"number": number, "visible": visible, "compared_metrics": compared_metrics}
+    return templates

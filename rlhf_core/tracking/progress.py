@@ -1,4 +1,4 @@
-"""Reports a stage's progress as lines of its output (see protocol.py), with an estimate of the time left."""
+"""Progress of a stage as lines of its output (see protocol.py), with an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProgressReporter:
         self._written_at = float("-inf")
 
     def report(self, step: int, total: int, phase: str = "", metrics: Mapping[str, float] | None = None) -> None:
-        """`step` of `total` steps are done; a `total` of 0 means that the number of steps is unknown.
+        """Report `step` of `total` steps as done; a `total` of 0 means that the number of steps is unknown.
 
         A new phase, a new total or a lower step restarts the estimate and is printed at once.
         """

@@ -1,4 +1,4 @@
-"""What a stage's job and the programs that read it agree on: two kinds of output line, and the names of files.
+"""Protocol of a stage's job and the readers of its output: two kinds of output line, and the names of files.
 
 A job prints `@progress {...}` lines while it works and, if it fails, `@error {...}` as its last line. The rest of its
 output is text for people.
@@ -27,7 +27,7 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stage is. `total` is 0 if the number of steps is unknown; `seconds_left` is None if it is unknown."""
+    """Progress of a stage. `total` is 0 and `seconds_left` None if unknown."""
 
     __pydantic_config__ = ConfigDict(strict=True)
 
@@ -53,7 +53,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class JobError:
-    """Why a job failed: the name of the exception's type, and its message."""
+    """The error of a failed job: the name of the exception's type, and its message."""
 
     __pydantic_config__ = ConfigDict(strict=True)
 
@@ -69,7 +69,7 @@ _ERROR = TypeAdapter(JobError)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The lines of one of the two files."""
+    """Read the lines of one of the two files."""
     with path.open(encoding="utf-8") as file:
         return [json.loads(line) for line in file if line.strip()]
 
@@ -83,7 +83,10 @@ def encode(message: Progress | JobError) -> str:
 
 
 def parse(line: str) -> Progress | JobError | None:
-    """None for any other line. User code may print anything, including lines that only begin like a message."""
+    """Parse a line; None for any other one.
+
+    User code may print anything, including lines that only begin like a message.
+    """
     try:
         if line.startswith(PROGRESS_PREFIX):
             return _PROGRESS.validate_json(line.removeprefix(PROGRESS_PREFIX))
@@ -95,5 +98,5 @@ def parse(line: str) -> Progress | JobError | None:
 
 
 def is_of_tracking(path: str) -> bool:
-    """True for a file of an artifact that trackers made, not the stage itself."""
+    """Return True for a file of an artifact that trackers wrote, not the stage itself."""
     return path == METRICS_FILE or path.startswith(f"{TRACKING_FOLDER}/")

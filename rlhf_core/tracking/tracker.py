@@ -27,8 +27,8 @@ class Sink(Protocol):
 class Tracker:
     """Writes `<folder>/metrics.jsonl` and the files of the other trackers, all of which become part of the artifact.
 
-    settings: which trackers to use; name: the recipe's node; run_id: the run that the stage belongs to; config: the
-    stage's settings, which the trackers show. They are started with the first metrics, since many stages log none.
+    settings: the trackers to use; name: the recipe's node; run_id: the stage's run; config: the stage's settings, which
+    the trackers show. They are started with the first metrics, since many stages log none.
     """
 
     def __init__(
@@ -42,8 +42,10 @@ class Tracker:
         self._sinks: list[Sink] | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one line: the step, the time in UNIX seconds, and the metrics; null for a value that is not finite,
-        since JSON has no NaN. Raises TypeError that names a metric which is not a number.
+        """Write one line: the step, the time in UNIX seconds, and the metrics.
+
+        A value that is not finite becomes null, since JSON has no NaN. Raises TypeError that names a metric which is
+        not a number.
         """
         values = {name: _number(name, value) for name, value in metrics.items()}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
@@ -59,12 +61,14 @@ class Tracker:
             sink.log(step, unix_time, metrics)
 
     def logged(self) -> bytes:
-        """The lines written so far."""
+        """Return the lines written so far."""
         return (self.folder / METRICS_FILE).read_bytes()
 
     def restore(self, lines: bytes) -> None:
-        """Start with the `lines` of a killed job: written to the file unchanged, and logged again to the other
-        trackers, whose files were lost with the job. Raises RuntimeError if something has been logged already.
+        """Start with the `lines` of a killed job.
+
+        They are written to the file unchanged, and logged again to the other trackers, whose files were lost with the
+        job. Raises RuntimeError if something has been logged already.
         """
         if self.logged():
             raise RuntimeError("lines can be restored only before the first is logged")
@@ -82,8 +86,8 @@ class Tracker:
         self._sinks = []
 
     def keep(self, folder: Path) -> None:
-        """Copy what was written to the artifact's `folder`, after `close`: metrics.jsonl, and the files of the other
-        trackers below `tracking/`. Raises FileExistsError if the stage wrote a metrics.jsonl itself.
+        """Copy the files to the artifact's `folder`, after `close`: metrics.jsonl, and those of the other trackers
+        below `tracking/`. Raises FileExistsError if the stage wrote a metrics.jsonl itself.
         """
         if (folder / METRICS_FILE).exists():
             raise FileExistsError(f"{folder / METRICS_FILE}: this name is reserved for the metrics that a stage logs")
