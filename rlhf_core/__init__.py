@@ -1,3 +1,3 @@
-"""Aligning language models end to end. The library: no Prefect in it."""
+"""Alignment of language models end to end. The library, independent of Prefect."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""What a stage is: a pure description. Imports no torch; `entry` is imported only inside the job."""
+"""Stages as pure data, independent of torch; `entry` is imported only inside the job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Before = Callable[[Callable[..., Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a stage is. What depends on its settings, they answer themselves: config.stage.StageConfig."""
+    """Description of a stage. Its config answers all that depends on the settings: config.stages.base.StageConfig."""
 
     name: str
     version: int  # raise it when the code changes what the same settings compute
@@ -52,20 +52,20 @@ class Stage:
     files: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def job_cpus(self, config: StageConfig) -> float:
-        """CPUs that its job reserves for its own process, and those that it starts.
+        """Return the CPUs that its job reserves for its own process, and those that it starts.
 
-        None where actors compute: several such jobs would each hold what the actors of all wait for, for ever.
+        None where actors compute: several such jobs would each hold the CPUs that the actors of all wait for, for ever.
         """
         return float(config.job_processes) if self.runs == "job" else 0.0
 
     def reserves(self, config: StageConfig) -> Reservation:
-        """What its job and its actors reserve."""
+        """Return the reservation of its job and its actors."""
         cpus = self.job_cpus(config)
         return config.reserves() + (of_each(1, cpus, 0.0) if cpus else Reservation())
 
 
 def load_function(reference: str) -> Any:
-    """The function that "package.module:function" names."""
+    """Import the function "package.module:function"."""
     module, _, function = reference.partition(":")
     return getattr(import_module(module), function)
 
@@ -80,7 +80,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a stage's function returns: a folder whose files become the artifact."""
+    """The result of a stage's function: a folder whose files become the artifact."""
 
     kind: Kind
     folder: Path
@@ -88,7 +88,10 @@ class Output:
 
 
 class StageContext(Protocol):
-    """What a running stage may ask for besides its config and inputs. Also picklable into Ray actors on any node."""
+    """Access of a running stage to everything besides its config and inputs.
+
+    Also picklable into Ray actors on any node.
+    """
 
     name: str
     key: str
@@ -97,42 +100,47 @@ class StageContext(Protocol):
 
     @property
     def seed(self) -> int:
-        """The seed of random numbers. Raises StageError in a stage whose settings say that it draws none."""
+        """The seed of random generators.
+
+        Raises StageError in a stage that, by its settings, draws no random numbers.
+        """
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Those of this stage's key."""
+        """Checkpoints of this stage's key."""
 
     def fetch(self, ref: ArtifactRef) -> Input:
-        """The artifact on this node, its bytes verified; cached by content."""
+        """Return the artifact on this node, its bytes verified; cached by content."""
 
     def put_files(self, folder: Path) -> Mapping[str, str]:
-        """Store the files of `folder`, which `get_files` on any node then gets: relative path -> SHA-256."""
+        """Store the files of `folder`, for `get_files` on any node. Returns relative path -> SHA-256."""
 
     def get_files(self, files: Mapping[str, str], folder: Path) -> None:
-        """Write what `put_files` has stored to `folder` on this node, verified."""
+        """Write files stored by `put_files` to `folder` on this node, verified."""
 
     def publish(self, what: str, step: int, output: Output) -> ArtifactRef:
-        """Store `output`, what the stage has made after `step` steps, as an artifact of its own, `STAGE.WHAT`. What is
-        there already stays. Only the driver publishes."""
+        """Store `output`, the result after `step` steps, as an artifact of its own, `STAGE.WHAT`.
+
+        An existing artifact is kept. Only the driver publishes.
+        """
 
     def user_file(self, path: str) -> Path:
-        """The user's file that the recipe calls `path`, as it was when the key was computed."""
+        """Return the user's file that the recipe calls `path`, as of the computation of the key."""
 
     def user_folder(self, path: str) -> Path:
-        """The user's folder that the recipe calls `path`: those of its files that are part of the key."""
+        """Return the user's folder that the recipe calls `path`, with the files that are part of the key."""
 
     def pin(self, url: str) -> str | None:
-        """The identity of the remote source `url` that the key was computed with; None if none was."""
+        """Return the identity of the remote source `url` in the key; None if it has none."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of metrics.jsonl, and the trackers beside it. Only the driver logs."""
+        """Write one line of metrics.jsonl, and to the trackers beside it. Only the driver logs."""
 
     def logged(self) -> bytes:
-        """The content of metrics.jsonl so far, which a checkpoint keeps."""
+        """Return the content of metrics.jsonl so far, which a checkpoint keeps."""
 
     def restore_log(self, lines: bytes) -> None:
-        """Begin with the `lines` of a run that was killed, as if this one had logged them. Nothing is logged yet."""
+        """Begin with the `lines` of a killed run, as if this one had logged them. Call it before `log`."""
 
     def progress(self, step: int, total: int, phase: str = "", **metrics: float) -> None:
-        """Shown in the terminal and in Prefect: which step, of how many, and the main metrics."""
+        """Report the step, the number of steps and the main metrics to the terminal and to Prefect."""

@@ -1,4 +1,4 @@
-"""The division of one step over data-parallel replicas: equal work for each, as packed micro-batches.
+"""Division of one step over data-parallel replicas: equal work for each, as packed micro-batches.
 
 RL, supervised training and scoring all divide a packed batch this way. Its examples (a sequence, or a preference pair)
 stay whole, those with the same prompt stay together, since a model may compute it once for all of a micro-batch
@@ -29,14 +29,14 @@ _LARGEST_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Division(Generic[B]):
-    """Which examples of a batch each replica works on, micro-batch by micro-batch."""
+    """Examples of a batch by replica and micro-batch."""
 
     batch: B
     plan: Plan  # all replicas have the same number of micro-batches
 
     @classmethod
     def of(cls, batch: B, *, replicas: int, tokens_per_micro_batch: int, shares_prompts: bool = False) -> Division[B]:
-        """shares_prompts: the model computes a prompt once for all of a micro-batch that begin with it."""
+        """Divide a batch. shares_prompts: the model computes a prompt once for all examples of a micro-batch."""
         prompts, lengths = _prompts(batch), batch.example_lengths.tolist()
         again = [0] * len(lengths)
         if shares_prompts:
@@ -50,8 +50,7 @@ class Division(Generic[B]):
         return cls(batch, plan)
 
     def over(self, replicas: int) -> Division[B]:
-        """The same micro-batches over another number of replicas: a model computes the same to the bit, whoever runs
-        it."""
+        """Return the same micro-batches over another number of replicas; the results are equal to the bit."""
         if replicas == len(self.plan):
             return self
         micro_batches = [part for replica in self.plan for part in replica if part]
@@ -60,11 +59,11 @@ class Division(Generic[B]):
         return Division(self.batch, [share + [[] for _ in range(most - len(share))] for share in shares])
 
     def split(self) -> list[list[B]]:
-        """[replica][micro-batch] -> that part of the batch."""
+        """Return the parts of the batch by [replica][micro-batch]."""
         return [[select(self.batch, part) if part else filler(self.batch) for part in replica] for replica in self.plan]
 
     def join(self, parts: Sequence[Sequence[Tensor]]) -> Tensor:
-        """The inverse of `split` for results: [replica][micro-batch] tensors of (n,) tokens -> (N,), in batch order."""
+        """Invert `split` for results: [replica][micro-batch] tensors of (n,) tokens -> (N,), in batch order."""
         pieces: dict[int, Tensor] = {}
         lengths = self.batch.example_lengths.tolist()
         for replica_plan, replica_parts in zip(self.plan, parts, strict=True):
@@ -75,7 +74,7 @@ class Division(Generic[B]):
 
 
 def filler(batch: B) -> B:
-    """The shortest example of `batch`, of which no token is trained.
+    """Return the shortest example of `batch`, with none of its tokens trained.
 
     A replica without work of its own runs it, so that all ranks make the same collective calls.
     """
@@ -91,16 +90,16 @@ class _Prompt:
 
 
 def _prompts(batch: PackedBatch) -> list[_Prompt]:
-    """Of each example: what all of its sequences begin with, before the first token that is trained."""
+    """Return the prompt of each example: the common prefix of its sequences before the first trained token."""
     ids, trained = batch.input_ids.tolist(), batch.loss_mask.tolist()
     ends = batch.sequence_lengths.cumsum(0).tolist()
     starts = [0, *ends[:-1]]
     prompts: list[_Prompt] = []
     for first in range(0, len(ends), batch.sequences_per_example):
-        own = slice(first, first + batch.sequences_per_example)
+        sequences = slice(first, first + batch.sequences_per_example)
         start, end = starts[first], ends[first]
         length = next((i for i in range(end - start) if trained[start + i]), end - start)
-        for other, its_end in zip(starts[own][1:], ends[own][1:], strict=True):
+        for other, its_end in zip(starts[sequences][1:], ends[sequences][1:], strict=True):
             length = min(length, its_end - other)
             length = next((i for i in range(length) if ids[start + i] != ids[other + i]), length)
         is_shared = length >= LEAST_SHARED
@@ -118,11 +117,11 @@ def plan_micro_batches(
 ) -> Plan:
     """Assign examples of these lengths, in tokens, to replicas and micro-batches.
 
-    Cost counts tokens and, for attention, their square; replicas get as equal cost as greedy assignment finds. All
+    Cost counts tokens and, for attention, their square; greedy assignment balances the cost of replicas. All
     replicas have the same number of micro-batches. A micro-batch holds at most `tokens_per_micro_batch` tokens unless a
-    single example is longer. Examples of similar length share a micro-batch. prompts: of each example; those of one
-    stay together if they are no large part of a replica's work. None: each has its own. again: of each example, how
-    many of its tokens are not computed again where an example of the same prompt is there; none: 0.
+    single example is longer. Examples of similar length share a micro-batch. prompts: one per example; examples of one
+    stay together if they are no large part of a replica's work. None: all differ. again: per example, the number of its
+    tokens that are not computed again if an example of the same prompt is in the micro-batch; none: 0.
     """
     if replicas < 1:
         raise ValueError(f"plan_micro_batches: {replicas} replicas")
@@ -136,7 +135,7 @@ def plan_micro_batches(
 
 
 def _balance(costs: Sequence[float], replicas: int) -> list[list[int]]:
-    """Longest job first onto the least loaded replica (Graham, 1969)."""
+    """Assign the longest job first to the least loaded replica (Graham, 1969)."""
     loads = [(0.0, replica) for replica in range(replicas)]
     shares: list[list[int]] = [[] for _ in range(replicas)]
     for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
@@ -163,7 +162,7 @@ def _cost(tokens: float) -> float:
 def _units(
     prompts: Sequence[Hashable], lengths: Sequence[int], again: Sequence[int], limit: int, replicas: int
 ) -> list[_Unit]:
-    """Examples of one prompt, if they are several within `limit` tokens and no large part of a replica's work."""
+    """Group examples of one prompt, if several fit within `limit` tokens and are no large part of a replica's work."""
     added = [_cost(length) - _cost(saved) for length, saved in zip(lengths, again, strict=True)]
     once = dict(zip(prompts, again, strict=True))  # of each prompt
     most = _LARGEST_SHARE * (sum(added) + sum(map(_cost, once.values()))) / replicas
@@ -181,7 +180,7 @@ def _units(
 
 
 def _fill(share: Iterable[_Unit], limit: int) -> list[list[int]]:
-    """Micro-batches of units whose longest examples are neighbours in length, each within the limit."""
+    """Form micro-batches within the limit, of units whose longest examples are neighbours in length."""
     micro_batches: list[list[int]] = []
     tokens = 0
     for unit in sorted(share, key=lambda unit: (-unit.longest, unit.examples[0])):

@@ -1,4 +1,4 @@
-"""The exceptions that a caller may catch. Every message says what is wrong, where, and what to do next."""
+"""The exceptions that a caller may catch. Every message names the fault, its place and the remedy."""
 
 import difflib
 import re
@@ -38,15 +38,15 @@ class StageError(AlignmentError):
 
 
 class NothingLeftError(StageError):
-    """Of a stage's completions none can be used: those of other prompts may be."""
+    """A stage cannot use any of its completions; those of other prompts may be usable."""
 
 
 class ConversationError(StageError):
-    """The chat template cannot write this row as it is; it may write others."""
+    """The chat template cannot render this row as it is; it may render others."""
 
 
 class EpisodeError(StageError):
-    """An environment raised an error, hung, died, or returned what cannot be used."""
+    """An environment raised an error, hung, died, or returned an unusable value."""
 
 
 class RewardError(StageError):
@@ -62,28 +62,28 @@ class StackError(AlignmentError):
 
 
 def shortened(text: str, characters: int) -> str:
-    """`text`, or so many of its first characters and an ellipsis."""
+    """Truncate `text` to so many characters, and append an ellipsis."""
     return text if len(text) <= characters else f"{text[:characters]}…"
 
 
 def one_line(text: str) -> str:
-    """`text` as it can be printed in one line: line ends, control characters and broken Unicode are escaped."""
+    """Escape `text` for one line: line ends, control characters and broken Unicode."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def without_addresses(text: str) -> str:
-    """`text` without the addresses of objects in memory, which say nothing and differ from run to run."""
+    """Remove addresses of objects in memory from `text`: they carry no information and differ from run to run."""
     return _ADDRESS.sub(r"\1", text)
 
 
 def reason_of(error: BaseException) -> str:
-    """A library's exception as a part of a sentence: its message in one line, or its type if it has none."""
-    said = one_line(without_addresses(" ".join(str(error).split())))
-    return shortened(said, _LONGEST_REASON) or type(error).__name__
+    """Format a library's exception as a part of a sentence: its message in one line, or its type if it has none."""
+    message = one_line(without_addresses(" ".join(str(error).split())))
+    return shortened(message, _LONGEST_REASON) or type(error).__name__
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """A suggestion to append to a message about an unknown name; empty if no known name is similar."""
+    """Return a suggestion to append to a message about an unknown name; empty if no known name is similar."""
     names, written = {name.lower(): name for name in known}, wrong.lower()[:_LONGEST_COMPARED]
     # To difflib two swapped characters are as far away as one other character: gpro as near to gspo as to grpo.
     nearest = [name for name in names if _is_swapped(written, name)]
@@ -92,7 +92,7 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
 
 
 def _is_swapped(text: str, other: str) -> bool:
-    """Whether the two differ by two neighbouring characters that have changed places."""
+    """Return whether the two differ by a transposition of neighbouring characters."""
     if len(text) != len(other) or text == other:
         return False
     first = next(index for index in range(len(text)) if text[index] != other[index])

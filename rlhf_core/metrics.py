@@ -1,4 +1,4 @@
-"""What a loss reports beside its value: each metric says how it is reduced over the parts of an optimizer step.
+"""Metrics that a loss reports beside its value, each with its reduction over the parts of an optimizer step.
 
 training/metrics.py reduces: over micro-batches, over ranks, and over the steps of one line of metrics.
 """
@@ -40,7 +40,7 @@ LossAndMetrics = tuple[Tensor, Mapping[str, Metric]]  # a micro-batch's part of 
 
 
 def merged(*parts: Mapping[str, V]) -> dict[str, V]:
-    """All metrics of `parts`. Raises ValueError if a name occurs twice, since one value would hide the other."""
+    """Merge the metrics of `parts`. Raises ValueError if a name occurs twice, since one value would hide the other."""
     together: dict[str, V] = {}
     for part in parts:
         if twice := sorted(together.keys() & part.keys()):

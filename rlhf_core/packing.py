@@ -1,4 +1,4 @@
-"""Sequences become packed batches, and examples are selected from them."""
+"""Packing of sequences into batches, and selection of examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST_SHARED = 8
 
 
 def pack(token_ids: Sequence[Sequence[int] | Tensor], loss_masks: Sequence[Sequence[bool] | Tensor]) -> PackedBatch:
-    """Lay sequences end to end. token_ids: S sequences of T_s >= 1 tokens; loss_masks: as many, of the same lengths.
+    """Concatenate sequences. token_ids: S sequences of T_s >= 1 tokens; loss_masks: as many, of the same lengths.
 
     Raises ValueError on an empty batch, an empty sequence, or lengths that differ.
     """
@@ -38,7 +38,7 @@ def pack(token_ids: Sequence[Sequence[int] | Tensor], loss_masks: Sequence[Seque
 
 
 def select(batch: B, examples: Sequence[int]) -> B:
-    """The examples of `batch` with these indices, in that order, with all their fields."""
+    """Select the examples of `batch` with these indices, in that order, with all their fields."""
     chosen = torch.as_tensor(list(examples), dtype=torch.int64)
     ends = batch.example_lengths.cpu().cumsum(0)
     starts = ends - batch.example_lengths.cpu()
@@ -57,7 +57,7 @@ def select(batch: B, examples: Sequence[int]) -> B:
 
 
 def _with_own_tiles(batch: B) -> B:
-    """`batch` with those tiles alone that its tokens stand for."""
+    """Drop the tiles of `batch` that none of its tokens refers to."""
     parts, pixels = batch.image_parts, batch.pixels
     if parts is None or pixels is None:
         return batch
@@ -66,12 +66,12 @@ def _with_own_tiles(batch: B) -> B:
     if not len(tiles):
         return replace(batch, image_parts=None, pixels=None)
     places = torch.searchsorted(tiles, parts.clamp_min(0) // pixels.tokens_per_tile)
-    own = places * pixels.tokens_per_tile + parts % pixels.tokens_per_tile
+    moved = places * pixels.tokens_per_tile + parts % pixels.tokens_per_tile
     chosen = replace(pixels, values=pixels.values[tiles], mask=pixels.mask[tiles])
-    return replace(batch, image_parts=torch.where(is_image, own, -1), pixels=chosen)
+    return replace(batch, image_parts=torch.where(is_image, moved, -1), pixels=chosen)
 
 
 def select_sequences(batch: PackedBatch, sequences: Sequence[int]) -> PackedBatch:
-    """The sequences of `batch` with these indices, in that order, without what subclasses add."""
+    """Select the sequences of `batch` with these indices, in that order, without the fields of subclasses."""
     plain = PackedBatch(**{field.name: getattr(batch, field.name) for field in fields(PackedBatch)})
     return select(plain, sequences)

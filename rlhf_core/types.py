@@ -1,8 +1,8 @@
-"""The nouns of training, with their shapes.
+"""The data types of training, with their shapes.
 
 T: tokens of one trajectory. N: packed tokens of one batch. S: sequences of one batch. E: examples of one batch.
-Wherever a value belongs to a token, index t belongs to the token at t: `logprobs[t]` is log p(token t | tokens < t),
-`values[t]` is the value of the state in which token t was chosen. The first token of a sequence has none: 0 there.
+A value per token has the token's index t: `logprobs[t]` is log p(token t | tokens < t), `values[t]` is the value of the
+state in which token t was chosen. The first token of a sequence has none: 0 there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PER_BATCH = {"per": "batch"}
 
 @dataclass(frozen=True, slots=True)
 class SequenceImage:
-    """An image of a sequence, and where the tokens that stand for it are."""
+    """An image of a sequence, and the position of its tokens."""
 
     path: str  # of its file, on the node of the driver; its name is the SHA-256 of its content
     start: int  # index of its first token in the sequence
@@ -44,7 +44,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Tokens in a row that were sampled by weights of one version."""
+    """Consecutive tokens sampled by one version of the weights."""
 
     tokens: int
     weight_version: int
@@ -52,7 +52,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine sampled after one prompt."""
+    """A sample of an engine after one prompt."""
 
     token_ids: tuple[int, ...]  # ends with EOS if finish_reason is "stop"
     logprobs: tuple[float, ...]  # of each sampled token, at the sampling temperature
@@ -73,9 +73,9 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One episode as tokens; what is trained is exactly what was sampled, in all of its turns.
+    """One episode as tokens; exactly the sampled tokens are trained, in all of its turns.
 
-    Mostly one sequence. An episode with several has the one of its last reply here, and the others in `branches`.
+    Usually one sequence. An episode with several has the one of its last reply here, and the others in `branches`.
     """
 
     prompt: Prompt
@@ -106,17 +106,17 @@ class Trajectory:
 
     @property
     def total_reward(self) -> float:
-        """All that trains: `reward`, and those of its steps."""
+        """`reward` plus the rewards of its steps."""
         return self.reward + (0.0 if self.step_rewards is None else float(self.step_rewards.sum()))
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Of all its sequences."""
+        """Sampled tokens of all its sequences."""
         return sum(int(sequence.loss_mask.sum()) for sequence in self.sequences)
 
 
 def sequence_ids(sequence_lengths: Tensor) -> Tensor:
-    """(N,) int64: which sequence each token belongs to. sequence_lengths: (S,) int64, sums to N."""
+    """Return the sequence of each token, (N,) int64. sequence_lengths: (S,) int64, sums to N."""
     sequences = torch.arange(sequence_lengths.numel(), device=sequence_lengths.device)
     return torch.repeat_interleave(sequences, sequence_lengths)
 
@@ -125,7 +125,7 @@ def sequence_ids(sequence_lengths: Tensor) -> Tensor:
 class Pixels:
     """The images of a batch as tiles, each of which fills the same number of tokens; an image is one tile or several.
 
-    An image that stands in several sequences of a batch, such as the completions of one prompt, is there once.
+    An image in several sequences of a batch, such as the completions of one prompt, is stored once.
     """
 
     values: Tensor  # (I, 3, H, W) float32, as the model's image processor gives them
@@ -140,7 +140,7 @@ class Pixels:
 class PackedBatch:
     """Sequences laid end to end, no padding. `position_ids` restart at 0 with each sequence.
 
-    An example is what a batch size counts: one sequence, or several in a row that must stay together.
+    A batch size counts examples: one sequence, or several in a row that must stay together.
     """
 
     sequences_per_example: ClassVar[int] = 1
@@ -179,7 +179,7 @@ class PackedBatch:
 
     @property
     def sequence_ids(self) -> Tensor:
-        """(N,) int64: which sequence each token belongs to."""
+        """(N,) int64: the sequence of each token."""
         return sequence_ids(self.sequence_lengths)
 
     @property
@@ -188,14 +188,14 @@ class PackedBatch:
         return self.sequence_lengths.cumsum(0) - 1
 
     def to(self, device: torch.device | str) -> Self:
-        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {n: v.to(device) if isinstance(v, Tensor | Pixels) else v for n, v in given.items()}
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {n: v.to(device) if isinstance(v, Tensor | Pixels) else v for n, v in values.items()}
         return replace(self, **moved)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollouts(PackedBatch):
-    """Packed trajectories as they were sampled. Every (N,) float, here and below, is 0 where `loss_mask` is false."""
+    """Packed trajectories as sampled. Every (N,) float, here and below, is 0 where `loss_mask` is false."""
 
     # (S,) int64: the episode of each sequence, as index in the step's list of trajectories; those of one episode are
     # side by side in a batch of whole episodes. None: each sequence is an episode
@@ -206,7 +206,7 @@ class Rollouts(PackedBatch):
 
     @property
     def episode_lengths(self) -> Tensor:
-        """(E,) int64: tokens of each episode, whose sequences are side by side; sums to N."""
+        """(E,) int64: tokens of each episode, whose sequences are adjacent; sums to N."""
         if self.episode_indices is None:
             return self.sequence_lengths
         count = int(self.episodes[-1]) + 1
@@ -228,7 +228,7 @@ class Rollouts(PackedBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class Scored(Rollouts):
-    """Rollouts with log-probs and values, of the models that the algorithm has."""
+    """Rollouts with the log-probs and values of the algorithm's models."""
 
     old_logprobs: Tensor | None = None  # (N,) float32, by the trainer, before this update
     ref_logprobs: Tensor | None = None  # (N,) float32
@@ -238,7 +238,7 @@ class Scored(Rollouts):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBatch(Scored):
-    """All that one step trains on."""
+    """The batch of one step."""
 
     rewards: Tensor | None = None  # (N,) float32, per token, KL included where it is part of the reward
     advantages: Tensor  # (N,) float32
@@ -248,7 +248,7 @@ class TrainingBatch(Scored):
 
 @dataclass(frozen=True, kw_only=True)
 class Minibatch(TrainingBatch):
-    """All that one optimizer step, or a micro-batch of it, trains on."""
+    """The batch of one optimizer step, or a micro-batch of it."""
 
     loss_weights: Tensor  # (N,) float32, of each trained token in the loss of the optimizer step
     imitation_weights: Tensor | None = None  # (N,) float32, of each imitated token in its cross-entropy
@@ -256,7 +256,7 @@ class Minibatch(TrainingBatch):
 
 @dataclass(frozen=True)
 class TaughtBatch(PackedBatch):
-    """Sequences of which a teacher says how each trained token (M in all) could have been another."""
+    """Sequences with a teacher's distribution at each trained token (M in all)."""
 
     # (M, d): its hidden states that predict them; known only of a whole micro-batch, which is not divided any more
     teacher_hidden: Tensor | None = field(default=None, metadata={"per": "trained token"})
@@ -283,14 +283,14 @@ class PreferenceBatch(ReferencedBatch):
 
 @dataclass(frozen=True)
 class TargetBatch(PackedBatch):
-    """Completions with their prompts, and what the reward at each trained token is to say."""
+    """Completions with their prompts, and the target reward at each trained token."""
 
     targets: Tensor | None = None  # (N,) float32, 0 where the token is not trained
 
 
 @dataclass(frozen=True)
 class LabelledBatch(ReferencedBatch):
-    """Completions with their prompts, each good or bad."""
+    """Completions with their prompts, each labelled good or bad."""
 
     desirable: Tensor | None = field(default=None, metadata=_PER_EXAMPLE)  # (E,) bool
 
