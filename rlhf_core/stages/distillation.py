@@ -36,7 +36,7 @@ def run(config: DistillationConfig, inputs: Mapping[str, Input], context: StageC
             stored.require(fitted.rows)
         return fitted
 
-    temperature = config.temperature if stored is None else stored.asked.temperature
+    temperature = config.temperature if stored is None else stored.settings.temperature
     return train_language_model(
         config, inputs, read, context, cluster, Kind.POLICY if config.lora is None else Kind.ADAPTER,
         worker=DistillationWorker, arguments=[teacher, temperature],
@@ -58,6 +58,6 @@ def _stored(config: DistillationConfig, inputs: Mapping[str, Input]) -> StoredTo
         return None
     stored = StoredTop(inputs[name].folder for name in config.stored_inputs)
     student = AutoConfig.from_pretrained(inputs["model"].folder).to_dict()
-    if problem := vocabulary_problem({"vocab_size": stored.asked.vocabulary}, student):
+    if problem := vocabulary_problem({"vocab_size": stored.settings.vocabulary}, student):
         raise StageError(f"teacher.top_logprobs: {problem}: name those of another model")
     return stored

@@ -16,7 +16,7 @@ from rlhf_core.stages.logprobs import read_by
 from rlhf_core.supervised.encoding import read_examples
 from rlhf_core.supervised.logprobs import TopLogprobsWorker
 from rlhf_core.supervised.sft import conversation_examples, pack_sequences
-from rlhf_core.supervised.stored_top_logprobs import Asked, TopWriter
+from rlhf_core.supervised.stored_top_logprobs import TeacherSettings, TopWriter
 
 
 def run(config: TopLogprobsConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
@@ -28,7 +28,7 @@ def run(config: TopLogprobsConfig, inputs: Mapping[str, Input], context: StageCo
     vocabulary = AutoConfig.from_pretrained(model.folder).get_text_config().vocab_size
     folder = context.workdir / "top_logprobs"
     folder.mkdir()
-    writer = TopWriter(folder, Asked(min(config.k, vocabulary), config.temperature, vocabulary))
+    writer = TopWriter(folder, TeacherSettings(min(config.k, vocabulary), config.temperature, vocabulary))
     context.progress(0, len(examples), "start workers")
     with cluster.workers(config.placement, TopLogprobsWorker, config, context, model.manifest.ref) as workers:
         for indices, top in read_by(workers, TopLogprobsWorker.top, examples, pack_sequences, config, context):

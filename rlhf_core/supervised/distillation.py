@@ -1,4 +1,4 @@
-"""Distillation on one rank: a student, and a frozen teacher or what one has said before."""
+"""Distillation on one rank: a student, and a frozen teacher or its stored log-probs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DistillationWorker(PolicyWorker[DistillationConfig]):
         teacher: ArtifactRef | None,
         temperature: float,
     ) -> None:
-        """teacher: None where the batches have its log-probs; temperature: of both distributions."""
+        """teacher: None: the batches have its log-probs; temperature: of both distributions."""
         super().__init__(config, context, model, total_steps)
         self._temperature = temperature
         self._teacher = self._head = None
@@ -48,14 +48,16 @@ class DistillationWorker(PolicyWorker[DistillationConfig]):
         seed_rank(context.seed)
 
     def prepared(self, shard: Shard) -> Shard:
-        """With the teacher's hidden states, in host memory: its logits would be a vocabulary wide. It reads what the
-        student will read, laid out in the same way: packed otherwise it would round otherwise."""
+        """Add the teacher's hidden states, in host memory: its logits would be a vocabulary wide.
+
+        The teacher reads the student's micro-batches: packed differently it would round differently.
+        """
         if self._teacher is None:
             return shard
-        found = self._teacher.forward(shard.micro_batches, lambda model, batch: model(batch).cpu())
+        hidden_states = self._teacher.forward(shard.micro_batches, lambda model, batch: model(batch).cpu())
         taught: list[PackedBatch] = [
             TaughtBatch(**vars(batch), teacher_hidden=hidden)
-            for batch, hidden in zip(shard.micro_batches, found, strict=True)
+            for batch, hidden in zip(shard.micro_batches, hidden_states, strict=True)
         ]
         return replace(shard, micro_batches=taught)
 

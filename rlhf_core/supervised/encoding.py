@@ -1,4 +1,4 @@
-"""The rows of a dataset become examples of supervised training: those that fit."""
+"""Encoding of dataset rows as examples of supervised training, with a policy for those that do not fit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Encode = Callable[[Row], list[Example]]  # raises ConversationError for a row th
 def read_examples(
     dataset: Input, encode: Encode, config: RanksConfig, model: Path, context: StageContext, *, images: bool = False
 ) -> Fitted[StoredExamples]:
-    """The examples of a dataset artifact that fit, as its policies say.
+    """Return the fitting examples of a dataset artifact, by its policies.
 
-    encode: picklable; images: it reads those of rows, too; model: the folder of the model whose context bounds
+    encode: picklable; images: rows with images are encoded too; model: folder of the model whose context bounds
     `max_length`.
     Raises StageError as `fit_examples` does.
     """
@@ -37,7 +37,7 @@ def read_examples(
 
 
 def row_images(processor: ImageProcessor | None, dataset: Path) -> RowImages | None:
-    """How the images of a dataset are read where no engine reads them.
+    """Return the reader of a dataset's images, where no engine reads them.
 
     processor: of the model; None: it reads text alone.
     """
@@ -45,12 +45,12 @@ def row_images(processor: ImageProcessor | None, dataset: Path) -> RowImages | N
 
 
 def one_example(encode: Callable[[Tokenizer, Row], Example], tokenizer: Tokenizer, row: Row) -> list[Example]:
-    """For a row that makes one example."""
+    """Adapt `encode` for rows that make one example each."""
     return [encode(tokenizer, row)]
 
 
 def require_context(model: Path, max_length: int) -> None:
-    """Raises StageError if max_length exceeds the context of the model in this folder."""
+    """Raise StageError if max_length exceeds the context of the model in this folder."""
     config = transformers.AutoConfig.from_pretrained(model).get_text_config()
     context_length = getattr(config, "max_position_embeddings", None)
     if context_length is not None and max_length > context_length:
@@ -60,10 +60,10 @@ def require_context(model: Path, max_length: int) -> None:
 def fit_examples(
     rows: Iterable[Row], encode: Encode, policy: RowPolicy, max_length: int, folder: Path, processes: int = 1
 ) -> Fitted[StoredExamples]:
-    """The examples that a stage reads: those that fit, and with `truncate` the others cut at their end.
+    """Return the examples that fit, and with `truncate` the others cut at their end.
 
-    folder: where they are kept.
-    Raises StageError if there is none, or, where their policy is `error`, if a sequence exceeds max_length or a row has
+    folder: where they are stored.
+    Raises StageError if there is none, or, with the policy `error`, if a sequence exceeds max_length or a row has
     nothing to train on.
     """
     read = _Read(encode, max_length)

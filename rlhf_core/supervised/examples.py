@@ -1,4 +1,4 @@
-"""Examples of supervised training: those that fit, and their division over the ranks."""
+"""Examples of supervised training: truncation, and division over the ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_core.types import PackedBatch, SequenceImage
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What a batch size counts: one sequence, or the two sequences of a pair, chosen first."""
+    """The unit of a batch size: one sequence, or the two sequences of a pair, chosen first."""
 
     row_id: str
     sequences: tuple[list[int], ...]  # token ids
@@ -36,7 +36,7 @@ Packer = Callable[[Sequence[Example]], PackedBatch]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's part of one optimizer step, with the totals over all ranks that its sums are divided by."""
+    """One rank's part of one optimizer step, with the totals over all ranks that normalise its sums."""
 
     micro_batches: list[PackedBatch]
     num_tokens: int  # trained tokens
@@ -44,10 +44,10 @@ class Shard:
 
 
 def truncated(example: Example, max_length: int) -> Example | None:
-    """The example with its sequences cut at their ends: no token is added, so no EOS is taught at the cut.
+    """Cut the example's sequences at their ends: no token is added, so no EOS is taught at the cut.
 
-    None if nothing is left to train of a sequence that had something, if the completions of a pair do not differ any
-    more, or if an image would be cut.
+    None if a sequence loses all of its trained tokens, if the completions of a pair become equal, or if an image would
+    be cut.
     """
     if any(image.start + image.length > max_length for images in example.images for image in images):
         return None
@@ -60,7 +60,7 @@ def truncated(example: Example, max_length: int) -> Example | None:
 
 
 def divide(batch: PackedBatch, ranks: int, tokens_per_micro_batch: int, *, shares_prompts: bool = False) -> list[Shard]:
-    """The batch of one optimizer step as one shard per rank; every rank runs the same number of forwards.
+    """Divide the batch of one optimizer step into one shard per rank; every rank runs the same number of forwards.
 
     shares_prompts: as in Division.of.
     """
@@ -71,5 +71,5 @@ def divide(batch: PackedBatch, ranks: int, tokens_per_micro_batch: int, *, share
 
 
 def images_of_each(examples: Sequence[Example]) -> list[tuple[SequenceImage, ...]]:
-    """Of each sequence of each of the examples."""
+    """Return the images of each sequence of each example."""
     return [images for example in examples for images in example.images or ((),) * len(example.sequences)]

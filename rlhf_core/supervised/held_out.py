@@ -1,4 +1,4 @@
-"""What a trained reward model is judged by, and what its folder says of its rewards."""
+"""Held-out metrics of a trained reward model, and the statistics of its rewards in its folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCALE = ("reward_mean", "reward_std")
 
 
 def split_by_prompt(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
-    """Rows to train on, and 5 % held out (at least two rows, at most 2000), whose prompts occur in no trained row.
+    """Hold out 5 % of the rows (at least two, at most 2000), whose prompts occur in no trained row.
 
     Raises StageError if all rows have the same prompt, so that none could be held out.
     """
@@ -41,10 +41,9 @@ def split_by_prompt(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row
 
 
 def judgement(measured: Mapping[str, float]) -> dict[str, float]:
-    """`reward_mean` and `reward_std` of the rewards of held-out completions, and all else that was measured of them as
-    `held_out_…`.
+    """Return `reward_mean` and `reward_std` of held-out completions, and their other metrics as `held_out_…`.
 
-    Raises StageError if the rewards are not finite or all equal: such a model can judge nothing.
+    Raises StageError if the rewards are not finite or all equal: such a model is useless.
     """
     mean, std = (measured[name] for name in _SCALE)
     if not math.isfinite(mean) or not math.isfinite(std) or std == 0:
@@ -56,9 +55,9 @@ def judgement(measured: Mapping[str, float]) -> dict[str, float]:
 
 
 def finish_folder(folder: Path, tokenizer: PreTrainedTokenizerFast, **stored: Any) -> None:
-    """Write what `AutoModelForSequenceClassification` and the RL stage need beside the weights into the folder.
+    """Write the files that `AutoModelForSequenceClassification` and the RL stage need beside the weights.
 
-    stored: goes into config.json, such as `reward_mean` and `reward_std`.
+    stored: entries of config.json, such as `reward_mean` and `reward_std`.
     transformers reads the reward at the last token that is not padding, so the padding token must not be one that can
     end a completion. The tokenizer's own padding token is often EOS; then another special token is used.
     """
@@ -74,7 +73,10 @@ def finish_folder(folder: Path, tokenizer: PreTrainedTokenizerFast, **stored: An
 
 
 def _padding_token(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """None: score one sequence at a time; transformers refuses a batch then."""
+    """Return a padding token that ends no completion.
+
+    None: transformers scores one sequence at a time, and rejects a batch.
+    """
     ending = stop_token_ids(tokenizer)
     candidates = (tokenizer.pad_token, tokenizer.unk_token, tokenizer.bos_token)
     return next((t for t in candidates if t and tokenizer.convert_tokens_to_ids(t) not in ending), None)

@@ -1,4 +1,4 @@
-"""KTO on one rank, and its examples: labelled completions, and what the KL is estimated with."""
+"""KTO on one rank, and its examples: labelled completions, and the unpaired ones for the KL estimate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def labelled_example(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
-    """The completion with its prompt; all tokens of the completion are trained, with the one that ends it."""
+    """Encode a prompt with its completion; all tokens of the completion, including its end, are trained."""
     ids, mask = ended_completion(
         tokenizer, row["prompt"], row["completion"], row.get("tools"), sampled=sampled_reply(row, "completion")
     )
@@ -33,7 +33,7 @@ def labelled_example(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
 
 
 def pack_unpaired(examples: Sequence[Example], max_length: int) -> UnpairedBatch:
-    """Each example, and its prompt with the completion of the next one, cut at `max_length`."""
+    """Pack each example, and its prompt with the completion of the next one, cut at `max_length`."""
     sequences, masks = [], []
     for example, other in zip(examples, [*examples[1:], examples[0]], strict=True):
         (ids,), (mask,) = example.sequences, example.masks
@@ -46,14 +46,14 @@ def pack_unpaired(examples: Sequence[Example], max_length: int) -> UnpairedBatch
 
 @dataclass(frozen=True, slots=True)
 class KTOShard(Shard):
-    """Completions with their own prompts, and what is known of the whole step, over all ranks."""
+    """Completions with their own prompts, and the totals of the whole step, over all ranks."""
 
     divergence: float  # z
     num_desirable: int
 
 
 def apart(batch: PackedBatch) -> tuple[LabelledBatch, LabelledBatch]:
-    """The completions with their own prompts, and those with other prompts."""
+    """Split into completions with their own prompts, and those with other prompts."""
     assert isinstance(batch, UnpairedBatch)
     matched, others = (
         LabelledBatch(
@@ -66,13 +66,13 @@ def apart(batch: PackedBatch) -> tuple[LabelledBatch, LabelledBatch]:
 
 
 def log_ratios(logprobs: Tensor, batch: LabelledBatch) -> Tensor:
-    """(S,): r of each completion; 0 of a filler. logprobs: (N,) float32, by the policy."""
+    """Return r of each completion, (S,); 0 for a filler. logprobs: (N,) float32, by the policy."""
     assert batch.reference_logprobs is not None
     return sums_by_sequence(logprobs, batch) - batch.reference_logprobs
 
 
 def _ratios_and_labels(model: nn.Module, batch: LabelledBatch) -> Tensor:
-    """(2,): the sum of r, and how many of the examples are good."""
+    """Return the sum of r, and the number of good examples: (2,)."""
     assert batch.desirable is not None
     ratios = log_ratios(model(batch, only=batch.loss_mask)[0], batch)
     return torch.stack([ratios.sum(), (batch.desirable & (trained_lengths(batch) > 0)).sum()])
@@ -80,7 +80,7 @@ def _ratios_and_labels(model: nn.Module, batch: LabelledBatch) -> Tensor:
 
 class KTOWorker(ReferencedWorker[KTOConfig]):
     def prepared(self, shard: Shard) -> KTOShard:
-        """With the KL of the whole step, estimated by the weights as they are now."""
+        """Add the KL of the whole step, estimated with the current weights."""
         parts = [apart(batch) for batch in shard.micro_batches]
         matched, others = (self.with_reference(batches) for batches in zip(*parts, strict=True))
         ratios, good = self.engine.total(others, _ratios_and_labels).tolist()

@@ -20,7 +20,7 @@ class LogprobsWorker:
         self._model = FrozenCopy(context.fetch(model).folder, config.engine)
 
     def logprobs(self, micro_batches: Sequence[PackedBatch]) -> list[Tensor]:
-        """(S,) float32 on CPU for each micro-batch: of the trained tokens of each sequence together."""
+        """Return (S,) float32 on CPU for each micro-batch: the sums over the trained tokens of each sequence."""
         return [values.cpu() for values in self._model.forward(micro_batches, sequence_logprobs)]
 
 
@@ -30,8 +30,11 @@ class TopLogprobsWorker:
         self._config = config
 
     def top(self, micro_batches: Sequence[PackedBatch]) -> list[tuple[Tensor, Tensor]]:
-        """Of the trained tokens of each micro-batch what TopModel says, on CPU: (M, k) int32 and (M, k + 1) float32."""
-        found = self._model.forward(
+        """Return TopModel's output at the trained tokens of each micro-batch.
+
+        On CPU: (M, k) int32 and (M, k + 1) float32.
+        """
+        top = self._model.forward(
             micro_batches, lambda model, batch: model(batch, k=self._config.k, temperature=self._config.temperature)
         )
-        return [(tokens.int().cpu(), logprobs.cpu()) for tokens, logprobs in found]
+        return [(tokens.int().cpu(), logprobs.cpu()) for tokens, logprobs in top]

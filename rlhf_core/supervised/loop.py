@@ -1,7 +1,7 @@
 """Epochs over a dataset, on any number of ranks: the loop of SFT, pre-training and reward models.
 
-The driver owns the data. It decides, as a pure function of (seed, epoch), which examples make a step; divides them
-over the ranks; and sends the ranks `log_every` steps at a time. The workers own the model and know nothing of the data.
+The driver owns the data. It selects the examples of a step as a pure function of (seed, epoch); divides them over the
+ranks; and sends the ranks `log_every` steps at a time. The workers own the model and have no access to the data.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rlhf_core.training.randomness import derived_seed
 
 
 def shuffled(count: int, *, seed: int, name: str) -> list[int]:
-    """0 .. count - 1 in an order that depends on the arguments alone."""
+    """Return 0 .. count - 1 in an order that depends on the arguments alone."""
     generator = torch.Generator().manual_seed(derived_seed(seed, name))
     order: list[int] = torch.randperm(count, generator=generator).tolist()
     return order
 
 
 def step_indices(num_examples: int, config: SupervisedConfig, seed: int) -> Iterator[list[int]]:
-    """The examples of each optimizer step. An epoch's last step takes all that remain."""
+    """Yield the examples of each optimizer step. An epoch's last step takes all that remain."""
     for epoch in range(config.epochs):
         order = shuffled(num_examples, seed=seed, name=f"epoch {epoch}")
         *others, last = range(0, config.steps_of_epoch(num_examples) * config.batch_size, config.batch_size)
@@ -57,7 +57,7 @@ class SinceLastLine:
         self.tokens += tokens
 
     def line(self) -> dict[str, float]:
-        """Metrics over the steps (`over_steps`), but the last learning rate. Starts the next line."""
+        """Return metrics over the steps (`over_steps`), but the last learning rate, and start the next line."""
         metrics = over_steps(self.steps) | {
             "learning_rate": self.steps[-1].learning_rate,
             "tokens": self.tokens,
@@ -82,9 +82,11 @@ def train(
     context: StageContext,
     validation: Validation | None = None,
 ) -> dict[str, float]:
-    """The whole run, or what is left of it after its newest checkpoint. Logs and reports progress every `log_every`
-    steps; returns the last metrics logged, of which `tokens` counts those seen so far, trained or not, and the best
-    validation."""
+    """Train from the newest checkpoint, or the beginning, to the end. Logs and reports progress every `log_every`
+    steps.
+
+    Returns the last metrics logged, whose `tokens` counts all tokens so far, trained or not, and the best validation.
+    """
     total = config.count_steps(len(examples))
     divide = divider(config, workers)
     trained = SinceLastLine()
@@ -98,7 +100,7 @@ def train(
     metrics: dict[str, float] = {}
 
     def chunk_length() -> int:
-        """Steps until something is to be done between two of them."""
+        """Return the number of steps until the next action between two of them."""
         until = [config.log_every - done % config.log_every, checkpoints.steps_left(done)]
         return min(until if validation is None else [*until, validation.steps_left(done)])
 

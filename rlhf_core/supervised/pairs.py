@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 
 def pair_example(tokenizer: PreTrainedTokenizerFast, row: Row, images: RowImages | None = None) -> Example:
-    """The chosen completion, then the rejected one, each with its prompt and the token that ends it; all tokens of both
-    completions are trained.
+    """Encode the chosen, then the rejected completion, each with its prompt and end; all tokens of both are trained.
 
-    images: how those of the row are read; none: the rows have none.
+    images: reads those of the row; none: the rows have none.
     """
     (chosen, chosen_mask, chosen_images), (rejected, rejected_mask, rejected_images) = (
         _with_images(
@@ -53,21 +52,21 @@ def _with_images(
 
 
 def pack_pairs(examples: Sequence[Example], processor: ImageProcessor | None = None) -> PreferenceBatch:
-    """Either all of the examples have log-probs of the reference, or none has.
+    """Pack pairs, all of which have log-probs of the reference, or none.
 
-    processor: of the model, where examples have images.
+    processor: of the model, if examples have images.
     """
     packed = pack(
         [ids for example in examples for ids in example.sequences],
         [mask for example in examples for mask in example.masks],
     )
-    known = [value for example in examples for value in example.reference]
+    references = [value for example in examples for value in example.reference]
     batch = PreferenceBatch(
         input_ids=packed.input_ids,
         position_ids=packed.position_ids,
         sequence_lengths=packed.sequence_lengths,
         loss_mask=packed.loss_mask,
         margins=torch.tensor([example.margin for example in examples], dtype=torch.float32),
-        reference_logprobs=torch.tensor(known, dtype=torch.float32) if known else None,
+        reference_logprobs=torch.tensor(references, dtype=torch.float32) if references else None,
     )
     return with_images(batch, images_of_each(examples), processor)

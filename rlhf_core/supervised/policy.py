@@ -1,4 +1,4 @@
-"""One rank that trains a causal language model, whatever the loss."""
+"""One rank that trains a causal language model, with any loss."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ class PreferenceWorker(ReferencedWorker[PreferenceConfig]):
 
 
 def pair_logprobs(logprobs: Tensor, batch: PreferenceBatch) -> PairLogprobs:
-    """Of the batch's pairs, without a filler, of which nothing is trained. logprobs: (N,) float32, by the policy."""
+    """Return the log-probs of the batch's pairs, without a filler, which trains nothing. logprobs: (N,) float32, by the
+    policy.
+    """
     lengths = trained_lengths(batch).view(-1, 2)
     real = lengths[:, 0] > 0
     reference = batch.reference_logprobs
@@ -47,8 +49,9 @@ def pair_logprobs(logprobs: Tensor, batch: PreferenceBatch) -> PairLogprobs:
 
 
 def measured(loss: PreferenceLoss[Any], pairs: PairLogprobs, num_pairs: int) -> dict[str, Metric]:
-    """Means over the pairs of the step: how often the chosen completion has the higher reward (a tie is wrong), both
-    rewards and their gap, and the mean log-prob of a token of either."""
+    """Return means over the pairs of the step: accuracy (a tie is wrong), both rewards and their gap, and the mean
+    log-prob of a token of either completion.
+    """
     with torch.no_grad():
         rewards, means = loss.rewards(pairs), pairs.means
         gap = rewards[:, 0] - rewards[:, 1]

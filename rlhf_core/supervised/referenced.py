@@ -1,4 +1,4 @@
-"""One rank that trains a policy against a reference: its log-probs of each sequence are known before the step."""
+"""One rank that trains a policy against a reference, whose log-probs of each sequence are computed before the step."""
 
 from __future__ import annotations
 
@@ -45,25 +45,29 @@ class ReferencedWorker(PolicyWorker[R]):
         return replace(shard, micro_batches=list[PackedBatch](self.with_reference(batches)))
 
     def with_reference(self, batches: Sequence[B]) -> list[B]:
-        """The batches with the log-probs of the reference, which reads them as the policy will: packed in another way
-        it would round in another way."""
+        """Add the reference's log-probs to the batches.
+
+        The reference reads the policy's micro-batches: packed differently it would round differently.
+        """
         if self._reference is None:
             return list(batches)
-        found = self._reference.forward(batches, sequence_logprobs)
-        return [replace(batch, reference_logprobs=values.cpu()) for batch, values in zip(batches, found, strict=True)]
+        logprobs = self._reference.forward(batches, sequence_logprobs)
+        return [
+            replace(batch, reference_logprobs=values.cpu()) for batch, values in zip(batches, logprobs, strict=True)
+        ]
 
 
 def sequence_logprobs(model: nn.Module, batch: PackedBatch) -> Tensor:
-    """(S,) float32: of the trained tokens of each sequence together."""
+    """Return the sum of the log-probs of each sequence's trained tokens, (S,) float32."""
     return sums_by_sequence(model(batch, only=batch.loss_mask)[0], batch)
 
 
 def sums_by_sequence(values: Tensor, batch: PackedBatch) -> Tensor:
-    """(S,): the sum of `values` (N,) over the trained tokens of each sequence."""
+    """Return the sum of `values` (N,) over the trained tokens of each sequence, (S,)."""
     mask = batch.loss_mask
     return values.new_zeros(batch.num_sequences).index_add(0, batch.sequence_ids[mask], values[mask])
 
 
 def trained_lengths(batch: PackedBatch) -> Tensor:
-    """(S,) float32: trained tokens of each sequence."""
+    """Return the number of trained tokens of each sequence, (S,) float32."""
     return sums_by_sequence(torch.ones_like(batch.loss_mask, dtype=torch.float32), batch)

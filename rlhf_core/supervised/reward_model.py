@@ -1,4 +1,4 @@
-"""A reward model from preference pairs: the last token of a completion is where its reward is read."""
+"""Reward model from preference pairs: the reward is read at the last token of a completion."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 
 def judged_pair(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
-    """A pair of whose tokens those of the chosen completion alone are trained, by the language modelling term; the
-    rewards of both are read at their last tokens."""
+    """Encode a pair; only tokens of the chosen completion are trained, by the language modelling term.
+
+    The rewards of both are read at their last tokens.
+    """
     pair = pair_example(tokenizer, row)
     return replace(pair, masks=(pair.masks[0], [False] * len(pair.masks[1])))
 
@@ -41,7 +43,7 @@ class RewardModelWorker(ScalarWorker[RewardModelConfig]):
     def judged(
         self, model: nn.Module, batch: PreferenceBatch, shard: Shard, step_routing: Tensor | None = None
     ) -> tuple[Tensor, Mapping[str, Metric], Tensor]:
-        """The rewards (P, 2) are those of both completions of each pair."""
+        """Return rewards (P, 2) of both completions of each pair."""
         config = self.config
         scores, logprobs, routing = model(batch, with_routing=step_routing is not None)
         last = batch.last_token_indices

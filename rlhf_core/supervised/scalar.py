@@ -1,4 +1,4 @@
-"""One rank that trains a model with one score a token, whatever the loss."""
+"""One rank that trains a model with one score a token, with any loss."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class RewardModel(Classifier):
     def forward(
         self, batch: PackedBatch, *, only: Tensor | None = None, with_routing: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Scores (N,) float32 at each token; (N,) float32 log-probs of the trained tokens (0 elsewhere) or None; and
-        `routing_sums` (2, E) of the experts, over the sequences of each trained example, or None.
+        """Return scores (N,) float32 at each token; (N,) float32 log-probs of the trained tokens (0 elsewhere) or None;
+        and `routing_sums` (2, E) of the experts, over the sequences of each trained example, or None.
 
         only: (N,) bool, the trained tokens whose log-probs are computed.
         """
@@ -68,9 +68,10 @@ class RewardModel(Classifier):
 
 
 def tied_language_model(classifier: Any) -> PreTrainedModel:
-    """The causal language model of `classifier`, for an OutputHead: without the layers, which the classifier has.
+    """Return the causal language model of `classifier`, for an OutputHead: without the layers, which the classifier
+    has.
 
-    A classifier has no language head; where it was tied, the embedding matrix is that head, so it is still there.
+    A classifier has no language head; if that was tied, the embedding matrix is that head, so it still exists.
     """
     config = classifier.config
     for problem in head_problems(tied=config.tie_word_embeddings):
@@ -112,23 +113,23 @@ class ScalarWorker(SupervisedWorker[C]):
     def judged(
         self, model: nn.Module, batch: Any, shard: Shard, step_routing: Tensor | None = None
     ) -> tuple[Tensor, Mapping[str, Metric], Tensor]:
-        """As `loss`, and the rewards that it is made of, of any shape, from the same forward."""
+        """Return as `loss`, with the rewards that it uses, of any shape, from the same forward."""
 
     def loss(self, model: nn.Module, batch: Any, shard: Shard, step_routing: Tensor | None = None) -> LossAndMetrics:
         loss, metrics, _ = self.judged(model, batch, shard, step_routing)
         return loss, metrics
 
     def measured(self, model: nn.Module, batch: Any, shard: Shard) -> Mapping[str, Metric]:
-        """With the sums that `validate` computes exact metrics from."""
+        """Add the sums from which `validate` computes exact metrics."""
         _, metrics, rewards = self.judged(model, batch, shard)
         exact = rewards.detach().double()
         sums = {_COUNT: torch.ones_like(exact).sum(), _SUM: exact.sum(), _SQUARES: exact.square().sum()}
         return merged(metrics, {name: Sum(value) for name, value in sums.items()})
 
     def validate(self, shard: Shard) -> dict[str, float]:
-        """Also mean and standard deviation of all rewards.
+        """Return also the mean and standard deviation of all rewards.
 
-        The deviation is 0 where it is smaller than what float32 can tell apart.
+        The deviation is 0 below the resolution of float32.
         """
         measured = super().validate(shard)
         count, total, squares = (measured.pop(name) for name in (_COUNT, _SUM, _SQUARES))

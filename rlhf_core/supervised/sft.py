@@ -1,4 +1,4 @@
-"""Language modelling: conversations whose assistant turns are trained, and documents of which every token is."""
+"""Language modelling: conversations with trained assistant turns, and documents whose tokens are all trained."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def conversation_examples(
     tokenizer: PreTrainedTokenizerFast, row: Row, images: RowImages | None = None
 ) -> list[Example]:
-    """One example for each sequence of a conversation, mostly one; every assistant turn is trained, with its end.
+    """Encode each sequence of a conversation, usually one, as an example; assistant turns are trained, with their ends.
 
-    images: how those of the row are read; none: the rows have none.
+    images: reads those of the row; none: the rows have none.
     """
     encoded = encode_conversation(tokenizer, row["messages"], row.get("tools"), sampled=sampled_reply(row, "messages"))
     if images is None:
@@ -41,15 +41,15 @@ def conversation_examples(
             "the chat template rewrites earlier turns, which is not supported for conversations with images: give the "
             "base stage a chat_template that only appends"
         )
-    found = []
+    examples = []
     for ids, mask in encoded:
         ids, mask, placed = images.expanded(ids, mask, digests)
-        found.append(Example(row["id"], (ids,), (_after_first(mask),), images=(placed,)))
-    return found
+        examples.append(Example(row["id"], (ids,), (_after_first(mask),), images=(placed,)))
+    return examples
 
 
 def document_examples(tokenizer: PreTrainedTokenizerFast, row: Row, max_length: int) -> list[Example]:
-    """A document of BOS (if the tokenizer has one), text, EOS, cut into pieces of at most `max_length` tokens.
+    """Cut a document of BOS (if the tokenizer has one), text, EOS into pieces of at most `max_length` tokens.
 
     A piece starts with the last token of the one before it, as context only: so every token is trained exactly once,
     and no EOS is taught where a document continues.
@@ -60,12 +60,12 @@ def document_examples(tokenizer: PreTrainedTokenizerFast, row: Row, max_length: 
 
 
 def _after_first(mask: Sequence[bool]) -> list[bool]:
-    """The mask without its first token, which nothing predicts."""
+    """Clear the mask's first token, which nothing predicts."""
     return [False, *mask[1:]]
 
 
 def pack_sequences(examples: Sequence[Example], processor: ImageProcessor | None = None) -> PackedBatch:
-    """processor: of the model, where examples have images."""
+    """Pack examples. processor: of the model, if examples have images."""
     batch = pack([e.sequences[0] for e in examples], [e.masks[0] for e in examples])
     return with_images(batch, images_of_each(examples), processor)
 
@@ -76,7 +76,10 @@ class LanguageModelWorker(PolicyWorker[SupervisedConfig]):
     def loss(
         self, model: nn.Module, batch: PackedBatch, shard: Shard, step_routing: Tensor | None = None
     ) -> LossAndMetrics:
-        """step_routing: of the experts over the whole step; with it, the load of the micro-batch is balanced too."""
+        """Return the loss.
+
+        step_routing: of the experts over the whole step; with it, the micro-batch's load is balanced too.
+        """
         logprobs, _, routing = model(batch, only=batch.loss_mask, with_routing=step_routing is not None)
         loss = next_token_loss(logprobs, batch.loss_mask, num_tokens=shard.num_tokens)
         return self.balanced(loss, {}, routing, step_routing)

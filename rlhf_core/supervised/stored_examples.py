@@ -18,12 +18,12 @@ _BYTES_OF_TOKEN = 5  # of its id, and about that of its mask
 
 
 class StoredExamples(Sequence[Example]):
-    """Examples that are made when they are asked for. Nothing but the order of a selection is in memory."""
+    """Examples on disk, created on access. Only the order of a selection is in memory."""
 
     def __init__(
         self, batches: Sequence[Any], numbers: Sequence[int], references: Sequence[tuple[float, ...]] | None = None
     ) -> None:
-        """batches: of Arrow; numbers: which of their rows these are; references: log-probs of all of their rows."""
+        """batches: of Arrow; numbers: the selected rows; references: log-probs of all of their rows."""
         self._batches = batches
         self._starts = list(accumulate((batch.num_rows for batch in batches), initial=0))
         self._numbers = numbers
@@ -31,7 +31,7 @@ class StoredExamples(Sequence[Example]):
 
     @classmethod
     def of(cls, examples: Iterable[Example], folder: Path) -> Self:
-        """Writes them to a file in `folder`, which is gone when nothing reads it any more."""
+        """Write examples to a file in `folder`, which is deleted after its last reader."""
         with TemporaryDirectory(dir=folder) as name:
             path = Path(name) / "examples.arrow"
             with ArrowWriter(path, _schema()) as writer:
@@ -55,25 +55,25 @@ class StoredExamples(Sequence[Example]):
         return self._example(self._numbers[index])
 
     def select(self, indices: Iterable[int]) -> Self:
-        """Those with these indices, in that order."""
+        """Return the examples with these indices, in that order."""
         return type(self)(self._batches, [self._numbers[index] for index in indices], self._references)
 
     def with_references(self, references: Sequence[tuple[float, ...]]) -> Self:
-        """references: log-probs of each of them, all of whose rows these are."""
+        """Add log-probs. references: of each row; no selection has been made."""
         return type(self)(self._batches, self._numbers, references)
 
     def values(self, column: str) -> Iterator[Any]:
-        """What each of them has as `column`, a field of Example, read without the rest of it."""
+        """Yield a field of each Example, read without the others."""
         for number in self._numbers:
             batch, row = self._place(number)
             yield batch.column(column)[row].as_py()
 
     def _example(self, number: int) -> Example:
         batch, row = self._place(number)
-        found: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
-        found |= {name: tuple(found[name]) for name in ("sequences", "masks", "targets")}
-        found["images"] = tuple(tuple(SequenceImage(**image) for image in images) for images in found["images"])
-        example = Example(**found)
+        columns: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
+        columns |= {name: tuple(columns[name]) for name in ("sequences", "masks", "targets")}
+        columns["images"] = tuple(tuple(SequenceImage(**image) for image in images) for images in columns["images"])
+        example = Example(**columns)
         return example if self._references is None else replace(example, reference=self._references[number])
 
     def _place(self, number: int) -> tuple[Any, int]:

@@ -1,4 +1,4 @@
-"""Log-probs that a reference has given to the completions of pairs, as an artifact: one line of JSON a pair."""
+"""Log-probs of a reference for the completions of pairs, as an artifact: one line of JSON a pair."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Stored = Mapping[str, Sequence[float]]  # by `digest`
 
 
 def write_logprobs(folder: Path, examples: Sequence[Example], logprobs: torch.Tensor) -> None:
-    """logprobs: (E, 2) float32 on CPU, of the chosen and the rejected completion of each example."""
+    """Write (E, 2) float32 log-probs, on CPU, of the chosen and the rejected completion of each example."""
     with (folder / _FILE).open("w", encoding="utf-8") as file:
         for example, values in zip(examples, logprobs.tolist(), strict=True):
             line = {"id": example.row_id, "tokens": digest(example), "logprobs": values}
@@ -36,17 +36,17 @@ def read_logprobs(folders: Iterable[Path]) -> Stored:
 
 
 def with_logprobs(examples: StoredExamples, stored: Stored, setting: str) -> StoredExamples:
-    """The examples with the log-probs of their tokens. setting: that names them.
+    """Return the examples with the stored log-probs. setting: the one that names these.
 
     Raises StageError, which names the row, if one has none.
     """
-    found = []
+    references = []
     for example in examples:
         values = stored.get(digest(example))
         if values is None:
             raise not_read(setting, "logprobs", example)
-        found.append(tuple(values))
-    return examples.with_references(found)
+        references.append(tuple(values))
+    return examples.with_references(references)
 
 
 def not_read(setting: str, stage: str, example: Example) -> StageError:
@@ -57,7 +57,7 @@ def not_read(setting: str, stage: str, example: Example) -> StageError:
 
 
 def digest(example: Example) -> str:
-    """Of the tokens that are trained, and of those before them, with what the images among these show."""
+    """Hash the sequences and masks of an example, with the files of its images."""
     read: list[Any] = [example.sequences, example.masks]
     if example.images:
         read.append([[Path(image.path).name for image in images] for images in example.images])

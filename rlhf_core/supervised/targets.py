@@ -1,6 +1,6 @@
-"""A reward model that is told what its reward at a token is to be: how good a completion is, or if a step is right.
+"""Reward model trained on given rewards per token: the quality of a completion, or the correctness of a step.
 
-The trained tokens of an example are those at which rewards are read: the last one of a completion, or of each step.
+The trained tokens of an example are those with a target: the last one of a completion, or of each step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def rewarded_completions(tokenizer: PreTrainedTokenizerFast, row: Row) -> list[Example]:
-    """Each completion of a row of the format `completions`, all of which have rewards, with its prompt."""
+    """Encode each completion of a row of the format `completions`, all of which have rewards, with its prompt."""
     examples = []
     for completion in row["completions"]:
         ids, _ = ended_completion(
@@ -42,7 +42,7 @@ def rewarded_completions(tokenizer: PreTrainedTokenizerFast, row: Row) -> list[E
 
 
 def labelled_steps(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
-    """Steps without a label are read and not trained. row: of the format `stepwise`, with a `separator`."""
+    """Encode the steps of a row of the format `stepwise` with a `separator`; steps without a label are not trained."""
     ids, ends = encode_steps(tokenizer, row)
     judged = [(end, label) for end, label in zip(ends, row["labels"], strict=True) if label is not None]
     return _example(row, ids, [end for end, _ in judged], [label for _, label in judged])
@@ -65,7 +65,10 @@ def pack_targets(examples: Sequence[Example]) -> TargetBatch:
 class TargetWorker(ScalarWorker[C]):
     @abstractmethod
     def to_targets(self, rewards: Tensor, targets: Tensor, count: int) -> LossAndMetrics:
-        """Of the rewards (K,) at the trained tokens; count: trained tokens of the whole step over all ranks."""
+        """Return the loss of the rewards (K,) at the trained tokens.
+
+        count: trained tokens of the whole step over all ranks.
+        """
 
     def judged(
         self, model: nn.Module, batch: TargetBatch, shard: Shard, step_routing: Tensor | None = None

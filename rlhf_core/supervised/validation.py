@@ -1,4 +1,4 @@
-"""Validation while supervised training runs: the metrics of held-out examples, and which weights were best by them."""
+"""Validation during supervised training: metrics of held-out examples, and the best weights by them."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ HeldOut = Mapping[str, Fitted[Sequence[Example]]]  # by the set's name
 
 
 def read_held_out(config: SupervisedConfig, inputs: Mapping[str, Input], read: Read) -> HeldOut:
-    """Every validation set; none without validation. Raises StageError, naming the setting, as `read` does."""
-    found = {}
+    """Read every validation set; none without validation. Raises StageError, naming the setting, as `read` does."""
+    held_out = {}
     for name in config.validation.names if config.validation is not None else ():
         setting = f"{path_of_set(name)}.dataset"
         try:
-            found[name] = read(inputs[setting])
+            held_out[name] = read(inputs[setting])
         except StageError as error:
             raise StageError(f"{setting}: {error}") from error
-    return found
+    return held_out
 
 
 def row_counts(held_out: HeldOut) -> dict[str, int]:
-    """For the stage's manifest: what became of the rows that could not be used as they are."""
+    """Return the numbers of truncated and dropped rows, for the stage's manifest."""
     return merged(*(fitted.metrics(counts_prefix(name)) for name, fitted in held_out.items()))
 
 
 class Validation:
-    """Measures all sets at the same steps. The ranks keep the weights of the best step: copied at once."""
+    """Validates all sets at the same steps. The ranks keep the weights of the best step, copied at once."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Validation:
         self._last: dict[str, float] = {}
 
     def steps_left(self, done: int) -> int:
-        """Until the next one is due, once `done` steps are done; after the last step one is due in any case."""
+        """Return the number of steps from `done` to the next validation; one follows the last step in any case."""
         return self._settings.every_steps - done % self._settings.every_steps
 
     def after(self, done: int, total: int) -> None:
@@ -81,11 +81,11 @@ class Validation:
 
     @property
     def of_result(self) -> Mapping[str, float]:
-        """What was measured of the weights that are the stage's result."""
+        """Return the metrics of the weights that are the stage's result."""
         return self.best.measured if self._settings.keep == "best" else self._last
 
     def result(self) -> dict[str, float]:
-        """Value and step of the best validation. Raises StageError if none was finite."""
+        """Return value and step of the best validation. Raises StageError if none was finite."""
         if not self.best.step:
             raise StageError(
                 f"validation: `{self._settings.metric}` was finite at no step, so no weights are the best: "

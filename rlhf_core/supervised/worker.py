@@ -1,4 +1,4 @@
-"""One rank of SFT, pre-training and reward models: trains the steps that it is sent, and validates."""
+"""One rank of SFT, pre-training and reward models: trains the steps that it receives, and validates."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ C = TypeVar("C", bound=SupervisedConfig)
 
 
 def exact_share(share: float, count: int) -> float:
-    """A share of `count` that was added up of rounded parts: equal counts must tie."""
+    """Remove the rounding from a share of `count` that was summed in parts: equal counts must tie."""
     return round(share * count) / count
 
 
 class SupervisedWorker(SnapshotWorker, Generic[C]):
-    """One rank. Knows nothing of Ray, nor of the data beyond its share of a step."""
+    """One rank, independent of Ray, and of the data beyond its share of a step."""
 
     def __init__(self, config: C, context: StageContext, model: ArtifactRef, total_steps: int) -> None:
         super().__init__(context)
@@ -53,19 +53,19 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """The module to train, from `self.folder`; its attribute `model` is the transformers or peft model in it."""
+        """Build the module to train from `self.folder`; its attribute `model` is the transformers or peft model."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any, shard: Shard, step_routing: Tensor | None = None) -> LossAndMetrics:
-        """The micro-batch's part of the step's loss and metrics: sums, divided by the totals of `shard`.
+        """Return the micro-batch's part of the step's loss and metrics: sums, divided by the totals of `shard`.
 
-        step_routing: how the experts are chosen over the whole step; with it, the micro-batch's load is balanced too.
+        step_routing: of the experts over the whole step; with it, the micro-batch's load is balanced too.
         """
 
     def balanced(
         self, loss: Tensor, metrics: Mapping[str, Metric], routing: Tensor | None, step_routing: Tensor | None
     ) -> LossAndMetrics:
-        """With the load of a mixture of experts balanced, if `step_routing` says how the whole step chooses them."""
+        """Add the load balancing loss of a mixture of experts, if `step_routing`, that of the whole step, is given."""
         metrics = merged(metrics, {"loss": Sum(loss.detach())})
         if step_routing is None:
             return loss, metrics
@@ -79,44 +79,49 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
         return trained | {"kept": self._kept} if self.config.keeps_best else trained
 
     def shares_prompts(self) -> bool:
-        """Whether the model computes what several sequences of a micro-batch begin with once."""
+        """Whether the model computes a common prefix of a micro-batch's sequences once."""
         return self.engine.shares_prompts
 
     def train(self, steps: Sequence[Shard]) -> list[StepMetrics]:
-        """One optimizer step for each shard."""
+        """Take one optimizer step for each shard."""
         return [self._step(shard) for shard in steps]
 
     def prepared(self, shard: Shard) -> Shard:
-        """With what the loss needs to know before the forward that is differentiated."""
+        """Add the inputs of the loss that are computed before the differentiated forward."""
         return shard
 
     def _step(self, shard: Shard) -> StepMetrics:
-        """One optimizer step; of a mixture of experts after a forward that counts how tokens are routed."""
+        """Take one optimizer step; for a mixture of experts after a forward that counts the routing of tokens."""
         config: SupervisedConfig = self.config
         shard = self.prepared(shard)
         routing = step_routing(self.engine, shard.micro_batches) if config.moe_coefficient > 0 else None
         return self.engine.step(shard.micro_batches, partial(self.loss, shard=shard, step_routing=routing))
 
     def validate(self, shard: Shard) -> dict[str, float]:
-        """What is measured of a whole set of examples, of which `shard` is this rank's part; equal on all ranks.
+        """Return the metrics of a whole set of examples, of which `shard` is this rank's part; equal on all ranks.
 
-        In eval mode and without gradients: what is trained, and its random numbers, do not change.
+        Runs in eval mode and without gradients: neither training nor its random generators change.
         """
         shard = self.prepared(shard)
         return self.engine.measure(shard.micro_batches, partial(self.measured, shard=shard))
 
     def measured(self, model: nn.Module, batch: Any, shard: Shard) -> Mapping[str, Metric]:
-        """A micro-batch's part of what `validate` measures: the metrics of its loss, unless a subclass says more."""
+        """Return a micro-batch's part of the metrics of `validate`: those of its loss, unless a subclass adds some."""
         return self.loss(model, batch, shard)[1]
 
     def keep_weights(self) -> None:
-        """Copy the weights as they are: unless others are kept later, they are what `save` writes if the best are to
-        be kept. Every rank must call it."""
+        """Copy the current weights: the last copy is written by `save` if the best weights are to be kept.
+
+        A collective call: every rank must make it.
+        """
         self._kept.keep(self.engine.full_state_dict())
 
     def save(self, folder: Path) -> None:
-        """Write the model's folder (with LoRA: the adapter's), on rank 0's node: of the weights that were kept, or else
-        as they are. Every rank must call it."""
+        """Write the model's folder (with LoRA: the adapter's), on rank 0's node: of the kept weights, or else the
+        current ones.
+
+        A collective call: every rank must make it.
+        """
         state = self._kept.state_dict if self.config.keeps_best else self.engine.full_state_dict()
         if state is not None:
             model = self.engine.module.model
@@ -127,7 +132,7 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
 def divider(
     config: SupervisedConfig, workers: WorkerGroup[SupervisedWorker[Any]]
 ) -> Callable[[PackedBatch], list[Shard]]:
-    """What divides the batch of a step, or of a validation, over `workers` as their model computes it."""
+    """Return the function that divides the batch of a step or a validation over `workers`."""
     return partial(
         divide, ranks=workers.size, tokens_per_micro_batch=config.engine.micro_batch_tokens(config.placement),
         shares_prompts=workers.call(SupervisedWorker.shares_prompts)[0],
