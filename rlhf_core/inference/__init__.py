@@ -1,1 +1,1 @@
-"""Commands around a model outside of runs: generate, chat, serve, merge."""
+"""Commands for a model outside of runs: generate, chat, serve, merge."""

@@ -22,7 +22,7 @@ _COMMANDS = ("/system", "/reset", "/exit", "/help")
 
 
 class ChatModel:
-    """A model with its side of the conversation. What it is asked is the tokens that it was trained on, not text."""
+    """A model with its conversation. Its prompts are tokenized here as in training, and sent as tokens, not text."""
 
     def __init__(
         self, name: str, tokenizer: Tokenizer, client: httpx.Client, sampling: SamplingConfig, max_length: int
@@ -38,24 +38,24 @@ class ChatModel:
         self.messages = [{"role": "system", "content": system}] if system else []
 
     def reply(self, text: str) -> Iterator[str]:
-        """What the model says to `text`, as it comes. Only a whole reply, and what it answers, joins the conversation.
+        """Yield the reply to `text` as it is sampled. Only a whole reply, with `text`, is added to the conversation.
 
-        Raises ConversationError if the template cannot write the conversation, StageError if it is too long or the
+        Raises ConversationError if the template cannot render the conversation, StageError if it is too long or the
         server fails.
         """
-        asked = [*self.messages, {"role": "user", "content": text}]
-        prompt = encode_prompt(self._tokenizer, asked)
+        messages = [*self.messages, {"role": "user", "content": text}]
+        prompt = encode_prompt(self._tokenizer, messages)
         room = self._max_length - len(prompt)
         if room <= 0:
             raise StageError(
                 f"the conversation has {len(prompt)} tokens, and {self.name} reads {self._max_length} with its reply: "
                 "/reset begins a new one"
             )
-        said = ""
+        reply = ""
         for piece in self._stream(prompt, min(room, self._sampling.max_tokens)):
-            said += piece
+            reply += piece
             yield piece
-        self.messages = [*asked, {"role": "assistant", "content": said}]
+        self.messages = [*messages, {"role": "assistant", "content": reply}]
 
     def _stream(self, prompt: Sequence[int], max_tokens: int) -> Iterator[str]:
         sampling = self._sampling.model_dump() | {"max_tokens": max_tokens}
@@ -82,7 +82,7 @@ class ChatModel:
 
 @dataclass
 class Chat:
-    """Reads what a person says, and writes what the models reply, one below the other."""
+    """Reads a person's messages, and prints the models' replies, one below the other."""
 
     models: Sequence[ChatModel]
     system: str
@@ -148,5 +148,5 @@ class Chat:
 
 
 def _shown(text: str) -> str:
-    """As a terminal can print it: a model may write what a terminal obeys."""
+    """Escape control characters, which a terminal would interpret."""
     return "".join(c if c in "\n\t" else one_line(c) for c in text)

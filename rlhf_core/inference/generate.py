@@ -30,7 +30,7 @@ _SHOWN = 40  # characters of a prompt
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is wanted of each prompt."""
+    """The completions requested of each prompt."""
 
     samples: int
     sampling: SamplingConfig
@@ -42,10 +42,11 @@ def generate(
     folder: Path, tokenizer: Tokenizer, rows: Sequence[Row], request: Request, settings: EngineSettings,
     write: Callable[[Sequence[Row]], None], open_engine: OpenEngine = quiet_engine,
 ) -> None:  # fmt: skip
-    """Gives `write` rows of the format `completions`, in the order of `rows` (of the format `prompts`), some at a time.
+    """Pass rows of the format `completions` to `write`, in the order of `rows` (of the format `prompts`), some at a
+    time.
 
     A prompt gets the same samples in every call with this seed. The engine has room for the longest prompt, whatever
-    `settings` say. Raises StageError for a prompt that leaves no room in the model's context, and ValueError if the
+    `settings` are. Raises StageError for a prompt that leaves no room in the model's context, and ValueError if the
     engine cannot serve the model.
     """
     prompts = to_prompts(rows, tokenizer, max_tokens=2**31)
@@ -69,16 +70,16 @@ def generate(
         rollouter = Rollouter(engines, tokenizer, config)
         for start in range(0, len(prompts), at_once):
             part = prompts[start : start + at_once]
-            made = completed(part, each, request.sampling, rollouter, request.seed)
-            rows = [_row(prompt, made[n * each : (n + 1) * each], request) for n, prompt in enumerate(part)]
+            completions = completed(part, each, request.sampling, rollouter, request.seed)
+            rows = [_row(prompt, completions[n * each : (n + 1) * each], request) for n, prompt in enumerate(part)]
             write([row | ({"tokenizer": digest} if request.tokens else {}) for row in rows])
 
 
-def _row(prompt: Prompt, made: Sequence[Trajectory], request: Request) -> Row:
+def _row(prompt: Prompt, completions: Sequence[Trajectory], request: Request) -> Row:
     entries = [
         completion_entry(trajectory, tokens=request.tokens, logprobs=request.tokens)
         | {"tokens": int(trajectory.loss_mask.sum())}
-        for trajectory in made
+        for trajectory in completions
     ]
     # What judges of answers read. A column that the format of completions would read is none of those.
     beside = format_of("completions").reads or frozenset()

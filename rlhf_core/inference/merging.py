@@ -15,9 +15,9 @@ from rlhf_core.system.scratch import scratch_folder
 
 
 def merge_into(adapter: str, base: str | None, target: Path) -> Path:
-    """Write the model that the adapter makes of its base to the folder `target`: all of it, or nothing.
+    """Merge the adapter into its base and write the model to the folder `target`, completely or not at all.
 
-    Raises StageError if `target` is there, or as `named_model` and `merge_adapter` do, or if the tokenizer has tokens
+    Raises StageError if `target` exists, or as `named_model` and `merge_adapter` do, or if the tokenizer has tokens
     without a row of the embedding.
     """
     target = user_path(target).absolute()

@@ -36,14 +36,14 @@ _LONGEST = 4096  # tokens of a conversation, where no setting says more: its cac
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server answers."""
+    """The address of a server."""
 
     host: str = "localhost"
     port: int = 80
     path: Path | None = None  # of a Unix socket, in place of a port
 
     def listener(self) -> socket.socket:
-        """Raises StageError if the address is not free."""
+        """Return a listening socket. Raises StageError if the address is not free."""
         if self.path is None:
             return listening(self.host, self.port)
         listener = socket.socket(socket.AF_UNIX)
@@ -64,8 +64,10 @@ def served_model(
     name: str, folder: Path, tokenizer: Tokenizer, dtype: Dtype | None, rollout: Sequence[str], *, engines: int = 1,
     token: str | None = None,
 ) -> Served:  # fmt: skip
-    """The model in `folder` for one of `engines` servers on this machine. dtype: none is that of its weights; rollout:
-    `key=value` that change the engine's settings."""
+    """Describe the model in `folder` for one of `engines` servers on this machine.
+
+    dtype: none is that of its weights; rollout: `key=value` that override the engine's settings.
+    """
     length = min(context_length(folder) or _LONGEST, _LONGEST)
     config = engine_config(rollout, max_length=length, engines=engines)
     return Served(
@@ -83,21 +85,21 @@ class RunningServer:
     output: ChildOutput | None  # none: it prints where this process does
 
     def show_output(self) -> None:
-        """From now on, while it answers: a server's own errors are for whoever runs it."""
+        """Print the server's output from now on: its errors concern the user."""
         if self.output is not None:
             self.output.follow()
 
     def wait(self) -> None:
-        """Until it ends, by itself or by a signal. Raises what it raised."""
+        """Wait until the server ends, by itself or by a signal. Raises its error."""
         self.process.result(self.ended)
         raise StageError(f"the server of {self.served.name} has ended by itself: its last output is above")
 
 
 @contextmanager
 def running_server(served: Served, address: Address) -> Iterator[RunningServer]:
-    """A server that answers, whose processes end with this context, however that ends.
+    """Start a server; its processes end with this context, however that ends. Yields once it responds.
 
-    Raises StageError if the address is not free, or the model cannot be served: the message says why.
+    Raises StageError, with the reason, if the address is not free, or the model cannot be served.
     """
     with (
         scratch_folder("server") as temporary,
@@ -151,7 +153,7 @@ def _wait_for_answer(server: RunningServer) -> None:
 
 
 def _stop(server: RunningServer) -> None:
-    """In order, within _STOP_SECONDS; else its processes are killed."""
+    """Stop in order within _STOP_SECONDS; else kill its processes."""
     if not server.ended.done():
         with suppress(ProcessLookupError):
             os.kill(server.process.pid, signal.SIGTERM)

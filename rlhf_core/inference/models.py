@@ -1,4 +1,4 @@
-"""A model by the name that a person gives it: a folder, an artifact or an alias; an adapter with its base."""
+"""Models by user-given names: a folder, an artifact or an alias; an adapter with its base."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NamedModel:
 
 
 def named_models(names: Sequence[str], base: str | None) -> list[NamedModel]:
-    """names: of models and adapters; base: of adapters, whatever they were trained on.
+    """Resolve names. names: of models and adapters; base: of adapters, whatever they were trained on.
 
     Raises StoreError if there is no such model, StageError if a folder is not whole or none of them is an adapter of
     `base`.
@@ -76,7 +76,8 @@ def _trained_on(name: str, folder: Path, manifest: Manifest | None) -> str:
 
 
 def found_folder(name: str, kinds: Collection[Kind], what: str) -> tuple[Path, Manifest | None]:
-    """The folder, of an artifact a verified copy on this node, and an artifact's manifest. what: such artifacts are.
+    """Return the folder, for an artifact a verified copy on this node, and an artifact's manifest. what: noun for
+    messages.
 
     Raises StoreError if there is no such folder or artifact, or if it is none of `kinds`.
     """
@@ -101,8 +102,11 @@ def found_folder(name: str, kinds: Collection[Kind], what: str) -> tuple[Path, M
 
 @contextmanager
 def whole_model(model: NamedModel) -> Iterator[Path]:
-    """The folder of the whole model, for as long as the context lasts. An adapter is merged for it, which needs room
-    for the weights of its base in the system's temporary folder (docs/decisions/0027)."""
+    """Yield the folder of the whole model, for as long as the context lasts.
+
+    An adapter is merged into its base, which needs room for the weights of the base in the system's temporary folder
+    (docs/decisions/0027).
+    """
     if model.adapter is None:
         yield model.folder
         return
@@ -112,9 +116,9 @@ def whole_model(model: NamedModel) -> Iterator[Path]:
 
 
 def merge(model: NamedModel, folder: Path) -> None:
-    """`merge_adapter`; raises StageError also if `folder` has no room.
+    """Run `merge_adapter`; raise StageError also if `folder` has no room.
 
-    What libraries print is shown if it fails.
+    Output of libraries is printed if it fails.
     """
     assert model.adapter is not None, "asked by the callers"
     with kept_streams(), writing_to(folder):
@@ -129,10 +133,10 @@ def merge(model: NamedModel, folder: Path) -> None:
 
 
 def chat_tokenizer(name: str, folder: Path, template: str | None) -> Tokenizer:
-    """The tokenizer of the model in `folder`, with the chat template `template`: one that recipes can name, or a file.
+    """Return the tokenizer of the model in `folder`, with the chat template `template`: a recipe's name, or a file.
 
-    Raises RecipeError if there is no such template, StageError if the model has none and none is given, or if a reward
-    model is in the folder.
+    Raises RecipeError if there is no such template, StageError if neither the model nor the caller has one, or if a
+    reward model is in the folder.
     """
     if is_classifier(read_config(folder)):
         raise StageError(f"{name} is a reward model, which writes nothing: `alignment serve-reward` serves its rewards")
@@ -153,7 +157,7 @@ def chat_tokenizer(name: str, folder: Path, template: str | None) -> Tokenizer:
 
 
 def require_whole(name: str, folder: Path, *, reward_model: bool = False) -> None:
-    """Raises StageError if the folder is no whole model with a tokenizer."""
+    """Raise StageError if the folder is no whole model with a tokenizer."""
     problem = next(model_folder_problems(folder, reward_model=reward_model, needs_template=False), None)
     if problem is not None:
         raise StageError(f"{name}: {problem}")

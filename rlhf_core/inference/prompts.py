@@ -1,4 +1,4 @@
-"""The prompts that `alignment generate` is given: a data file, or standard input."""
+"""Prompts of `alignment generate`, from a data file or standard input."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SHOWN_INPUT = "standard input"
 
 
 def read_prompts(source: str, *, lines: bool, system: str | None) -> list[Row]:
-    """Canonical rows of the format `prompts`, in order.
+    """Return canonical rows of the format `prompts`, in order.
 
     source: a data file as recipes name them, or `-` for standard input, one JSON object a line; lines: each line is the
     text of a prompt; system: a system turn that all begin with.
-    Raises RecipeError, with the file and the line, for what is no prompt.
+    Raises RecipeError, with the file and the line, for an invalid prompt.
     """
     try:
         with _local(source) as (path, shown):
@@ -38,7 +38,7 @@ def read_prompts(source: str, *, lines: bool, system: str | None) -> list[Row]:
 
 @contextmanager
 def _local(source: str) -> Iterator[tuple[str, str]]:
-    """Where to read it, and how messages call it."""
+    """Yield the path to read, and its name for messages."""
     if source != STANDARD_INPUT:
         yield source, source
         return

@@ -1,4 +1,4 @@
-"""What the commands around models are told, as the same settings that recipes have. Loads no torch."""
+"""Options of the model commands, as the settings of recipes. Loads no torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MEMORY_SHARE = 0.9  # of a GPU, for all engines of a command
 
 
 def sampling_config(**values: float) -> SamplingConfig:
-    """Of the options of these names."""
+    """Build the sampling settings from options of these names."""
     return _validated(SamplingConfig, values, lambda key: f"--{key.replace('_', '-')}")
 
 
 def _validated(config: type[C], values: Mapping[str, Any], called: Callable[[str], str]) -> C:
-    """called: how a message names a setting. Raises RecipeError, in one sentence, for one that cannot be."""
+    """Validate settings. called: their names for messages. Raises RecipeError, in one sentence, for an invalid one."""
     try:
         return config.model_validate_json(json.dumps(values))
     except ValidationError as error:
@@ -36,14 +36,14 @@ def _validated(config: type[C], values: Mapping[str, Any], called: Callable[[str
         ) from error
 
 
-def engine_config(given: Sequence[str], *, max_length: int, engines: int = 1) -> RolloutEngineConfig:
-    """Of one of `engines` engines that share this machine. given: settings of `rollout` that change it, `key=value`."""
+def engine_config(overrides: Sequence[str], *, max_length: int, engines: int = 1) -> RolloutEngineConfig:
+    """Build the settings of one of `engines` engines on this machine. overrides: `key=value`, settings of `rollout`."""
     values: dict[str, Any] = {
         "max_length": max_length,
         "threads": max(1, (os.cpu_count() or 1) // engines),
         "memory_share": MEMORY_SHARE / engines,
     }
-    for setting in given:
+    for setting in overrides:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
             raise RecipeError(f"--rollout {setting}: write it as key=value, such as max_length=2048")
@@ -65,5 +65,5 @@ def _sentence(
     # In the words that recipes have for it, where the same settings stand below a stage.
     place = ("evaluation", "sampling" if config is SamplingConfig else "rollout")
     inside = {place[0]: {place[1]: values}}
-    _, said = sentence(inside, {**problem, "loc": (*place, *problem["loc"])})
-    return re.sub(rf"`{'.'.join(place)}\.([^`]*)`", lambda found: called(found[1]), said)
+    _, reason = sentence(inside, {**problem, "loc": (*place, *problem["loc"])})
+    return re.sub(rf"`{'.'.join(place)}\.([^`]*)`", lambda match: called(match[1]), reason)
