@@ -1,4 +1,4 @@
-"""Contracts that the parts of a run keep, as classes of pytest tests to subclass. Needs pytest."""
+"""Contracts of the parts of a run, as classes of pytest tests to subclass. Needs pytest."""
 
 import pytest
 

@@ -32,7 +32,7 @@ class RolloutEngineContract:
 
     @pytest.fixture
     def weights(self) -> Sequence[Mapping[str, Tensor]]:
-        """Two different states of the model, as a trainer publishes them."""
+        """Return two different states of the model, as a trainer publishes them."""
         raise NotImplementedError
 
     def sampled(self, *, first_seed: int = 11) -> list[Request]:
@@ -77,8 +77,8 @@ class RolloutEngineContract:
         requests = self.sampled()
         completions = engine.generate(requests)
         sequences = [[*r.prompt, *c.token_ids] for r, c in zip(requests, completions, strict=True)]
-        found = engine.logprobs(sequences)
-        for sequence, request, completion, logprobs in zip(sequences, requests, completions, found, strict=True):
+        results = engine.logprobs(sequences)
+        for sequence, request, completion, logprobs in zip(sequences, requests, completions, results, strict=True):
             assert (len(logprobs), logprobs[0]) == (len(sequence), 0.0)
             assert logprobs[len(request.prompt) :] == pytest.approx(completion.logprobs, abs=_TOLERANCE)
 
@@ -117,7 +117,7 @@ class RolloutEngineContract:
         self, engine: RolloutEngine, weights: Sequence[Mapping[str, Tensor]]
     ) -> None:
         first, second = weights
-        found, digests = [], []
+        results, digests = [], []
         for state in (first, second, first):
             version = engine.weight_version + 1
             with publication(state) as published:
@@ -125,15 +125,15 @@ class RolloutEngineContract:
             assert engine.weight_version == version
             completions = engine.generate(self.sampled())
             assert {c.weight_version for c in completions} == {version}
-            found.append([(c.token_ids, c.logprobs) for c in completions])
+            results.append([(c.token_ids, c.logprobs) for c in completions])
             digests.append(published.digests)
             if self.serves_weights:
                 self._require_proof(engine, version, published.digests)
-        assert [tokens for tokens, _ in found[2]] == [tokens for tokens, _ in found[0]]
-        for (_, again), (_, logprobs) in zip(found[2], found[0], strict=True):
+        assert [tokens for tokens, _ in results[2]] == [tokens for tokens, _ in results[0]]
+        for (_, again), (_, logprobs) in zip(results[2], results[0], strict=True):
             assert again == pytest.approx(logprobs, abs=_TOLERANCE)
         if self.serves_weights:
-            assert found[1] != found[0]
+            assert results[1] != results[0]
             with pytest.raises(WeightSyncError):
                 self._require_proof(engine, engine.weight_version, digests[1])
 

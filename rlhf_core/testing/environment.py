@@ -1,4 +1,4 @@
-"""The contract of an environment: episodes that repeat and do not touch each other, and nothing that they leave."""
+"""The contract of an environment: episodes are reproducible and independent, and leave no processes."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class EnvironmentContract:
         return cast(EpisodeEnvironment, environments.of_row(self.row).new())
 
     def play(self, environments: Environments, *episodes: Sequence[str], seed: int = 0) -> list[list[Any]]:
-        """All that each episode says; episodes take turns."""
+        """Return all messages of each episode; episodes take turns."""
 
         async def play() -> list[list[Any]]:
             opened = [self.new(environments) for _ in episodes]
-            said = [[await episode.reset(self.row, seed)] for episode in opened]
+            messages = [[await episode.reset(self.row, seed)] for episode in opened]
             for turn in range(max(map(len, episodes))):
-                for episode, replies, answers in zip(opened, episodes, said, strict=True):
+                for episode, replies, answers in zip(opened, episodes, messages, strict=True):
                     if turn < len(replies):
                         answers.append(await episode.step(Reply(replies[turn], replies[turn])))
-            for episode, answers in zip(opened, said, strict=True):
+            for episode, answers in zip(opened, messages, strict=True):
                 answers.append(await episode.finish())
                 episode.close()
                 episode.close()
-            return said
+            return messages
 
         return asyncio.run(play())
 
@@ -81,7 +81,7 @@ class EnvironmentContract:
         assert self.play(environments, self.replies[0]) == expected
 
     def test_no_process_is_left_when_they_are_closed(self) -> None:
-        """Also of an episode that has not ended."""
+        """Holds also for an episode that has not ended."""
         before = set(psutil.Process().children(recursive=True))
         environments = self.make()
         self.play(environments, self.replies[0])

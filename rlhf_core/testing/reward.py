@@ -1,4 +1,4 @@
-"""The contract of a reward of text: a finite number for each completion or a RewardError, and nothing left behind."""
+"""The contract of a reward of text: a finite number for each completion or a RewardError, and no processes left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of a stage that trains: stopped and run again, it leaves the bytes that it would have left."""
+"""The contract of a stage that trains: stopped and resumed, it leaves the same bytes as without the stop."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class StageContract:
     """Subclass it with `make`."""
 
     def make(self, folder: Path) -> StageRun:
-        """The run, whose inputs may be written to `folder`."""
+        """Return the run, whose inputs may be written to `folder`."""
         raise NotImplementedError
 
     def cluster(self) -> Cluster:
-        """Starts ranks and engines in this process."""
+        """Return a cluster that starts ranks and engines in this process."""
         return InProcessCluster()
 
     def test_a_stopped_run_ends_as_if_it_had_not_been_stopped(
@@ -75,7 +75,7 @@ class _Stopped(BaseException):
 
 
 class _Progress(ProgressReporter):
-    """Stops the run at its first report behind a checkpoint, if it is to."""
+    """Stops the run, if requested, at its first report after a checkpoint."""
 
     def __init__(self, checkpoints: Checkpoints, *, stop: bool) -> None:
         super().__init__(write=lambda line: None)
@@ -94,7 +94,7 @@ class _Progress(ProgressReporter):
 
 
 class _Attempts:
-    """Those of one run, in a store of its own."""
+    """The attempts of one run, in a store of its own."""
 
     def __init__(self, run: StageRun, cluster: Any, folder: Path) -> None:
         self._cluster = cluster
@@ -110,7 +110,7 @@ class _Attempts:
         return progress
 
     def results(self) -> dict[str, Any]:
-        """Of the artifact, and of all that the stage has published before it: files, metrics and their log."""
+        """Return files, metrics and log of the artifact, and of all that the stage published before it."""
         results: dict[str, Any] = {}
         for manifest in self._repository.list_artifacts():
             if manifest.ref in self._inputs:
@@ -124,7 +124,7 @@ class _Attempts:
 
 
 def _stored_spec(run: StageRun, repository: ArtifactRepository) -> StageSpec:
-    """The spec of the run, stored with all that its job reads."""
+    """Return the spec of the run, after storing all that its job reads."""
     inputs = {name: repository.publish(item.manifest, item.folder).ref for name, item in run.inputs.items()}
     files, libraries = user_files(run.config, run.root), computing_libraries()
     for path in files:
@@ -140,12 +140,12 @@ def _stored_spec(run: StageRun, repository: ArtifactRepository) -> StageSpec:
 
 
 def without_times(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics that repeat: no durations, no time of day."""
+    """Return the reproducible metrics: no durations, no time of day."""
     return {name: value for name, value in metrics.items() if "second" not in name and name != "time"}
 
 
 def _draw_other_random_numbers() -> None:
-    """As a new process would, whose generators are not where the stopped run has left them."""
+    """Move the random generators away from the state of the stopped run, as in a new process."""
     random.seed(1234)
     numpy.random.seed(1234)
     torch.manual_seed(1234)

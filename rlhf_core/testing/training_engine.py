@@ -1,4 +1,4 @@
-"""The contract of a training engine on one rank: steps depend on the batch alone, and state and weights come back."""
+"""The contract of a training engine on one rank: steps depend on the batch alone; state and weights round-trip."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class TrainingEngineContract:
     """Subclass it with `build`."""
 
     def build(self, model: nn.Module, optimizer: OptimizerConfig, total_steps: int) -> DeepSpeedEngine:
-        """The engine in float32; the process is the only rank of a group."""
+        """Build the engine in float32; the process is the only rank of a group."""
         raise NotImplementedError
 
     @pytest.fixture
     def make(self, tmp_path: Path) -> Make:
-        """Engines of a tiny model with the same weights each time."""
+        """Return a factory of engines of a tiny model with the same weights each time."""
         join_group(rank=0, size=1)
         torch.manual_seed(0)
         LlamaForCausalLM(
@@ -63,10 +63,10 @@ class TrainingEngineContract:
         batch = _batch()
         for _ in range(2):
             expected = whole.step([batch], _loss)
-            found = one_by_one.step([select(batch, [i]) for i in range(4)], _loss)
-            assert found.means["tokens"] == expected.means["tokens"] == _TOKENS
-            assert found.means["loss"] == pytest.approx(expected.means["loss"], rel=1e-5)
-            assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-5)
+            actual = one_by_one.step([select(batch, [i]) for i in range(4)], _loss)
+            assert actual.means["tokens"] == expected.means["tokens"] == _TOKENS
+            assert actual.means["loss"] == pytest.approx(expected.means["loss"], rel=1e-5)
+            assert actual.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-5)
         for name, weight in _weights(whole).items():
             torch.testing.assert_close(_weights(one_by_one)[name], weight, rtol=1e-5, atol=1e-5)
 
@@ -161,6 +161,6 @@ def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def _require_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+def _require_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(actual[name], expected[name])] == []
