@@ -30,9 +30,7 @@ def user_path(path: str | Path, variable: str = "") -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         user = Path(path).parts[0]
-        raise RecipeError(
-            f"{_named(path, variable)}: {user} is the home folder of nobody here; write ./{user} for a folder"
-        ) from error
+        raise RecipeError(f"{_named(path, variable)}: unknown user {user}; write ./{user} for a folder") from error
 
 
 def resolved(path: str | Path, variable: str = "") -> Path:

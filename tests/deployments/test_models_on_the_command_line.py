@@ -145,7 +145,7 @@ def test_an_adapter_needs_its_base(adapter: Path, folder: Path) -> None:
             ("chat", "MODEL", "--rollout", "max_length=[1,[2]]"),
             r"max_length is the list \[1, \[2\]\]: it must be a whole",
         ),
-        (("chat", "~nobody-here/x"), "error: ~nobody-here/x: ~nobody-here is the home folder of nobody here"),
+        (("chat", "~nobody-here/x"), "error: ~nobody-here/x: unknown user ~nobody-here"),
         (("chat", ""), "error: the name of the model is empty"),
         (("chat", "MODEL", "--rollout", "compiled"), "error: --rollout compiled: write it as key=value"),
         (
