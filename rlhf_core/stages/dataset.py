@@ -1,4 +1,4 @@
-"""One entry of the recipe's `data` becomes one dataset artifact. Imports no torch: dataset jobs start fast."""
+"""One entry of the recipe's `data` as one dataset artifact. Imports no torch: dataset jobs start fast."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class _Counts:
 
 
 def run(config: DatasetConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Read, check, drop what is excluded or repeated, mix, shuffle, limit.
+    """Read, check, drop excluded and repeated rows, mix, shuffle, limit.
 
     inputs: `exclude.NAME`, datasets whose prompts are dropped.
-    Raises StageError that names the row which does not fit, or says why nothing is left.
+    Raises StageError that names an invalid row, or the reason if nothing is left.
     """
     sources = _sources(config)
     folder, work = context.workdir / "dataset", context.workdir / "rows"
@@ -72,15 +72,15 @@ def run(config: DatasetConfig, inputs: Mapping[str, Input], context: StageContex
     rows = _drawn(config, kept, context, counts)
     summary = _Summary(len(sources))
     write_rows(folder, summary.of(iterate(rows)))
-    found = move_images(work / "images", folder)
-    write_info(folder, {**_info(config, summary, list(map(len, kept)), counts), **found})
+    image_counts = move_images(work / "images", folder)
+    write_info(folder, {**_info(config, summary, list(map(len, kept)), counts), **image_counts})
     shutil.rmtree(work)
     # Not logged: one line is no curve, and starting the trackers would take longer than most datasets.
-    return Output(Kind.DATASET, folder, {**_metrics(config, summary, counts), **found})
+    return Output(Kind.DATASET, folder, {**_metrics(config, summary, counts), **image_counts})
 
 
 class _Selection:
-    """Reads sources one after another and decides of each row whether it is kept. Kept rows wait on disk."""
+    """Reads sources one after another and selects rows, which are buffered on disk."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class _Selection:
     ) -> None:
         self._config, self._context, self._counts = config, context, counts
         self._bad_row = bad_row_policy(config, counts.bad)
-        excluded = PromptIndex({name: read_dataset(given.folder, images=True) for name, given in inputs.items()})
+        excluded = PromptIndex({name: read_dataset(dataset.folder, images=True) for name, dataset in inputs.items()})
         self._checker = Checker(config, excluded, images)
         self._seen: set[int] = set()
         self._sketches = SketchFile(work / "sketches")
@@ -119,7 +119,7 @@ class _Selection:
             require_as_planned(source, self._context)
 
     def _keep(self, batch: CheckedBatch, source: int, most: int | None) -> None:
-        """most: rows of the source that are kept."""
+        """Keep rows of a batch. most: limit of the source."""
         counts = self._counts
         kept: list[int] = []  # in the batch's sketches
         checked = 0
@@ -146,7 +146,7 @@ class _Selection:
             self._near_prompt.append(batch.near_prompt[kept])
 
     def of_sources(self) -> list[Dataset]:
-        """The rows of each source, after all were read, without near-duplicates if these are dropped."""
+        """Return the rows of each source, after all were read, without near-duplicates if these are dropped."""
         counts = self._counts
         self._seen.clear()  # its memory is needed for the order
         if not self._near_prompt:
@@ -168,7 +168,7 @@ class _Selection:
 
 
 def _batches(source: Source, config: DatasetConfig, context: StageContext) -> Iterator[list[Located]]:
-    """The source's rows, and in their places those that cannot be read. What it raises comes after the rows before."""
+    """Yield the source's rows, with unreadable ones in their places. Errors are raised after the rows before."""
     batch: list[Located] = []
 
     def unreadable(where: str, error: RowError) -> None:
@@ -188,7 +188,7 @@ def _batches(source: Source, config: DatasetConfig, context: StageContext) -> It
 
 
 def _drawn(config: DatasetConfig, sources: list[Dataset], context: StageContext, counts: _Counts) -> Dataset:
-    """The rows of the result, in their final order."""
+    """Return the rows of the result, in their final order."""
     kept = sum(map(len, sources))
     if not (sum(counts.read) or counts.bad.count):
         raise StageError(f"{context.name}: there is no row in what it reads")
@@ -205,7 +205,7 @@ def _drawn(config: DatasetConfig, sources: list[Dataset], context: StageContext,
 
 
 class _Summary:
-    """What the info file has of the rows, collected while they are written."""
+    """Statistics of the rows for the info file, collected while they are written."""
 
     def __init__(self, sources: int) -> None:
         self.rows = 0
@@ -239,7 +239,7 @@ def _dropped(counts: _Counts) -> dict[str, int]:
 
 
 def _reasons(config: DatasetConfig, counts: _Counts) -> str:
-    """Where all rows went, for the error that none is left."""
+    """Return the numbers of dropped rows by reason, for the error that none is left."""
     dropped = _dropped(counts)
     return (
         f"{dropped['excluded']} occur in {', '.join(config.exclude) or 'excluded datasets'}, "

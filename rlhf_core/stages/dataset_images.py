@@ -1,4 +1,4 @@
-"""The images of a dataset: where they are read from, and which of them become files of its artifact."""
+"""Images of a dataset: their sources, and the selection of those that become files of its artifact."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlhf_core.data.sources.remote import fetch_folder
 
 
 def open_reader(config: DatasetConfig, context: StageContext, store: Path) -> ImageReader:
-    """Of the images of the dataset's rows, which are kept in the new folder `store`.
+    """Return the reader of the rows' images, which are kept in the new folder `store`.
 
-    Raises StageError for a remote folder whose files are not those of the key.
+    Raises StageError for a remote folder whose files differ from those of the key.
     """
     store.mkdir()
     named, folder = config.images.folder, None
@@ -28,7 +28,7 @@ def open_reader(config: DatasetConfig, context: StageContext, store: Path) -> Im
 
 
 def move_images(store: Path, folder: Path) -> dict[str, int]:
-    """Move the images of the rows that are in the result there, and count them. Those of other rows stay."""
+    """Move and count the images of rows in the result. Those of other rows stay."""
     if not any(store.iterdir()):
         return {}
     named = {digest for row in iterate_rows(folder, images=True) for digest in images_of_row(row)}

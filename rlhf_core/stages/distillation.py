@@ -24,7 +24,10 @@ from rlhf_core.supervised.stored_top_logprobs import StoredTop
 
 
 def run(config: DistillationConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
-    """Raises StageError if the student cannot learn from the teacher, or stored log-probs are not those of all rows."""
+    """Train the student.
+
+    Raises StageError if it cannot learn from the teacher, or stored log-probs do not cover all rows.
+    """
     folder = inputs["model"].folder
     encode = partial(conversation_examples, load_tokenizer(folder))
     stored = _stored(config, inputs)

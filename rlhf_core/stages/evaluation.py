@@ -80,7 +80,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
 def write_results(
     folder: Path, results: Mapping[str, Any], prompts: Sequence[Prompt], answered: Sequence[Answered]
 ) -> None:
-    """`results.json`, and `samples.jsonl` with a line for each prompt, its greedy completion first."""
+    """Write `results.json`, and `samples.jsonl` with a line for each prompt, its greedy completion first."""
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     with (folder / SAMPLES_FILE).open("w", encoding="utf-8", newline="\n") as file:

@@ -1,4 +1,4 @@
-"""An error of a full disk, which names a file at best, becomes one that says what to free or where to move it."""
+"""Errors of a full disk, with the remedy: the folder to free, or the variable that moves it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PATH = re.compile(r"['\"](/[^'\"]+)['\"]")
 
 
 def explained(error: BaseException) -> BaseException:
-    """`error`, or if a full disk is its cause, a StageError that names the folder and the variable that moves it."""
+    """Return `error`, or, if a full disk is its cause, a StageError with the folder and the variable that moves it."""
     for cause in _causes(error):
         if (isinstance(cause, OSError) and cause.errno in _FULL) or _FULL_TEXT.search(str(cause)):
             return StageError(f"{_where(cause)} ({error})")
@@ -34,10 +34,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _where(error: BaseException) -> str:
-    """Of the file that the error names; else of the folder of ours that has the least room here."""
+    """Return the folder of the file in the error; else our folder with the least room."""
     named = error.filename if isinstance(error, OSError) else None
-    if not named and (found := _PATH.search(str(error))):
-        named = found[1]
+    if not named and (match := _PATH.search(str(error))):
+        named = match[1]
     folders = _folders()
     if named:
         inside = [item for item in folders if Path(str(named)).is_relative_to(item[0])]
@@ -51,7 +51,7 @@ def _where(error: BaseException) -> str:
 
 
 def _folders() -> list[tuple[Path, str]]:
-    """The folders that jobs write to on this node, and the variables that move them."""
+    """Return the folders that jobs write to on this node, and the variables that move them."""
     folders = [
         (node_cache(), "ALIGNMENT_CACHE"),
         (workdir_root(), "ALIGNMENT_WORKDIR"),

@@ -36,7 +36,10 @@ from rlhf_core.types import Prompt, Trajectory
 
 
 def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
-    """A killed job begins again, with the same seeds: each depends on its prompt and its number alone."""
+    """Sample the completions.
+
+    A killed job restarts with the same seeds: each depends on its prompt and its number alone.
+    """
     model, longest = inputs["model"], config.rollout.max_length
     tokenizer, processor = load_tokenizer(model.folder), open_processor(model.folder)
     fitted = _prompts(config, inputs, tokenizer, processor)
@@ -91,7 +94,9 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
 def _prompts(
     config: GenerateConfig, inputs: Mapping[str, Input], tokenizer: Tokenizer, processor: ImageProcessor | None
 ) -> Fitted[list[Prompt]]:
-    """processor: of the model. Raises StageError if there are none, or images that another model cannot read."""
+    """Read the prompts. processor: of the model. Raises StageError if there are none, or images that another model
+    cannot read.
+    """
     dataset, longest = inputs["dataset"].folder, config.rollout.max_length
     images = RowImages(processor, dataset / IMAGES_FOLDER, config.rollout.max_images)
     room = longest - config.sampling.max_tokens
@@ -108,7 +113,7 @@ def _prompts(
 def completed(
     prompts: Sequence[Prompt], samples: int, sampling: SamplingConfig, rollouter: Rollouter, seed: int
 ) -> list[Trajectory]:
-    """The completions of each prompt, side by side."""
+    """Return the completions of each prompt, sampled concurrently."""
     each = product(prompts, range(samples))
     return rollouter.play([Start(prompt, partial(_request_seed, seed, prompt.id, n)) for prompt, n in each], sampling)
 
@@ -126,11 +131,18 @@ def _entry(config: GenerateConfig, trajectory: Trajectory, rewards: Mapping[str,
 
 
 def kl_metrics(kls: Sequence[float], tokens: int, samples: int, seed: int) -> dict[str, float]:
-    """KL(model || reference) in nats of a completion, with its interval over prompts, and in nats of a token: k1 of
-    losses/kl.py. kls: of each completion the difference of its log-probs; tokens: of all completions."""
+    """Return KL(model || reference) in nats per completion, with its interval over prompts, and in nats per token.
+
+    k1 of losses/kl.py. kls: of each completion the difference of its log-probs; tokens: of all completions.
+    """
     of_prompts = [math.fsum(kls[start : start + samples]) / samples for start in range(0, len(kls), samples)]
-    found = bootstrap(of_prompts, seed=seed)
-    return {"kl": found.value, "kl_low": found.low, "kl_high": found.high, "kl_per_token": math.fsum(kls) / tokens}
+    estimate = bootstrap(of_prompts, seed=seed)
+    return {
+        "kl": estimate.value,
+        "kl_low": estimate.low,
+        "kl_high": estimate.high,
+        "kl_per_token": math.fsum(kls) / tokens,
+    }
 
 
 def _metrics(rows: Sequence[Row]) -> dict[str, int | float]:

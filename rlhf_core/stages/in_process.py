@@ -1,4 +1,4 @@
-"""The actors of a stage without Ray: one rank in this process, where a debugger reaches it, and an engine beside it."""
+"""A stage's actors without Ray: one rank in this process, within reach of a debugger, and one engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OpenEngine = Callable[[EngineSpec, StageContext], AbstractContextManager[OneEngi
 
 @contextmanager
 def vllm_in(process: ChildProcess, spec: EngineSpec, context: StageContext) -> Iterator[OneEngine]:
-    """A vLLM engine in `process`, for as long as the context lasts."""
+    """Start a vLLM engine in `process`, for as long as the context lasts."""
     engine = ChildEngine(process, spec.model.folder, spec.settings)
     yield engine
     engine.shutdown()
@@ -36,13 +36,13 @@ def vllm_in(process: ChildProcess, spec: EngineSpec, context: StageContext) -> I
 
 @contextmanager
 def vllm_in_child(spec: EngineSpec, context: StageContext) -> Iterator[OneEngine]:
-    """A vLLM engine in a process of its own, which ends with this context."""
+    """Start a vLLM engine in a process of its own, which ends with this context."""
     with engine_in_child(spec.model.folder, spec.settings, _devices(spec)) as engine:
         yield engine
 
 
 class InProcessCluster:
-    """Implements stages.cluster.Cluster with one rank and one engine, whatever a recipe's placement says."""
+    """Implements stages.cluster.Cluster with one rank and one engine, whatever the recipe's placement is."""
 
     def __init__(self, open_engine: OpenEngine = vllm_in_child) -> None:
         self._open_engine = open_engine
@@ -93,7 +93,7 @@ def _threads(number: int) -> Iterator[None]:
 
 
 def _devices(spec: EngineSpec) -> dict[str, str]:
-    """The rank has the first GPU. The engine shares it if they take turns, else it has the others, if there are any."""
+    """Assign the first GPU to the rank. The engine shares it if they take turns, else it has the others, if any."""
     count = torch.cuda.device_count()
     if count < 2 or spec.settings.sleeps:
         return {}

@@ -1,4 +1,4 @@
-"""What a job runs: one stage, whose errors become messages and an exit status. Started by __main__.py."""
+"""Run of one stage, with its errors as messages and an exit status. Started by __main__.py."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _stop_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Python drops what is raised inside a callback of a weak reference or of C code: the stop comes once more."""
+    """Repeat the stop: Python drops exceptions inside a callback of a weak reference or of C code."""
     sys.__unraisablehook__(dropped)
     if issubclass(dropped.exc_type, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _stop)
@@ -62,8 +62,8 @@ def _stop_again(dropped: sys.UnraisableHookArgs) -> None:
 def _failed(error: BaseException) -> int:
     sys.stderr.flush()
     print(forwarding.redacted("".join(traceback.format_exception(error))), flush=True)
-    said = explained(error)
-    _print_error(type(said).__name__, str(said))
+    explanation = explained(error)
+    _print_error(type(explanation).__name__, str(explanation))
     return 1
 
 

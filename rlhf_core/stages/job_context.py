@@ -26,7 +26,7 @@ from rlhf_core.tracking.tracker import Tracker
 
 
 class JobContext:
-    """Implements contract.StageContext. A pickled one opens the store again where it arrives, and cannot log there."""
+    """Implements contract.StageContext. A pickled one opens the store again on arrival, and cannot log there."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class JobContext:
         return self._given_workdir or self._own_workdir
 
     def fetch(self, ref: ArtifactRef, only: Collection[str] | None = None) -> Input:
-        """The artifact on this node, of its files those in `only`."""
+        """Return the artifact on this node, or its files in `only`."""
         repository = ArtifactRepository(self._store)
         manifest = repository.manifest(ref)
         if manifest is None:
@@ -126,7 +126,7 @@ class JobContext:
 
     @cached_property
     def _user_files(self) -> Path:
-        """All of them in one folder, placed as the recipe places them, so that siblings find each other."""
+        """Folder with all user files, placed as in the recipe, so that imports between them work."""
         files = {self._place(path): sha256 for path, sha256 in self._spec.user_files.items()}
         return ArtifactRepository(self._store).materialise(files, node_cache())
 
@@ -143,12 +143,12 @@ class JobContext:
 
 
 def node_cache() -> Path:
-    """Where fetched files are kept on this node, for all jobs on it: ALIGNMENT_CACHE, or below the home folder."""
+    """Return the cache folder of this node, shared by all jobs: ALIGNMENT_CACHE, or below the home folder."""
     return folder_of("ALIGNMENT_CACHE") or Path.home() / ".cache" / "alignment"
 
 
 def workdir_root() -> Path:
-    """Where jobs work: ALIGNMENT_WORKDIR, or the system's temporary folder."""
+    """Return the root of jobs' working folders: ALIGNMENT_WORKDIR, or the system's temporary folder."""
     root = folder_of("ALIGNMENT_WORKDIR") or Path(tempfile.gettempdir())
     root.mkdir(parents=True, exist_ok=True)
     return root

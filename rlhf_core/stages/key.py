@@ -30,7 +30,7 @@ def stage_key(
     libraries: Mapping[str, str],
     pins: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """SHA-256 (hex) over canonical JSON of all that can change the result. Pure: no clock, no environment.
+    """Return the SHA-256 (hex) over canonical JSON of all that can change the result. Pure: no clock, no environment.
 
     seed: of a stage that draws random numbers; None: this one draws none.
     """
@@ -51,7 +51,7 @@ def stage_key(
 
 
 def _without_chosen_names(config: Config, inputs: Mapping[str, str]) -> dict[str, str | list[str]]:
-    """Several inputs of one setting are called by the names that the recipe gives them: here they are a sorted list."""
+    """Replace several inputs of one setting, which have names of the recipe's choice, by a sorted list."""
     named = dict(inputs)
     lists = {
         setting.path: sorted(named.pop(name) for name in setting.input_names)
@@ -62,7 +62,7 @@ def _without_chosen_names(config: Config, inputs: Mapping[str, str]) -> dict[str
 
 
 def computing_libraries() -> dict[str, str]:
-    """Versions of the libraries that compute, as installed here, ours among them."""
+    """Return the installed versions of the libraries that compute, including ours."""
     from rlhf_core import __version__
 
     versions = {"alignment": __version__}

@@ -22,7 +22,10 @@ from rlhf_core.supervised.stored_examples import StoredExamples
 
 
 def run(config: KTOConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
-    """Raises StageError if all rows that fit have one label, or if one row of a validation set is left."""
+    """Train the model.
+
+    Raises StageError if all rows that fit have one label, or one row of a validation set is left.
+    """
     folder, reference = inputs["model"].folder, reference_of(config, inputs)
     encode = partial(one_example, labelled_example, load_tokenizer(folder))
     labels: Counter[bool] = Counter()

@@ -1,4 +1,4 @@
-"""What pre-training, SFT and preference learning share: examples in, the trained model's folder out."""
+"""Common part of pre-training, SFT and preference learning: examples in; the trained model's folder out."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def train_language_model(
     arguments: Sequence[Any] = (),
     pack: Packer = pack_sequences,
 ) -> Output:
-    """Train the input `model` on what `read` finds in the input `dataset`.
+    """Train the input `model` on the examples that `read` returns for the input `dataset`.
 
-    worker: one rank, which gets `arguments` of its own; pack: makes the batches that it reads.
+    worker: one rank, constructed with `arguments`; pack: makes its batches.
     """
     model = inputs["model"]
     fitted, held_out = read(inputs["dataset"]), read_held_out(config, inputs, read)

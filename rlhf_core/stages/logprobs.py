@@ -1,4 +1,4 @@
-"""Log-probs of a reference: a model and preference pairs in; what it gives to both completions of each pair out."""
+"""Log-probs of a reference: a model and preference pairs in; the log-probs of both completions of each pair out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXAMPLES = 512  # sent to the ranks at a time
 
 
 def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
-    """A killed job begins again: it only reads every pair once."""
+    """Read every pair once; so a killed job restarts from the beginning."""
     model = inputs["model"]
     processor = open_processor(model.folder)
     images = row_images(processor, inputs["dataset"].folder)
@@ -36,24 +36,25 @@ def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageConte
     examples = fitted.rows
     if config.reference is not None:
         examples = with_logprobs(examples, read_logprobs([inputs["reference"].folder]), "reference")
-    found = torch.zeros(len(examples), 2)
+    logprobs_by_pair = torch.zeros(len(examples), 2)
     context.progress(0, len(examples), "start workers")
     with cluster.workers(config.placement, LogprobsWorker, config, context, model.manifest.ref) as workers:
         pack = partial(pack_pairs, processor=processor)
         for indices, logprobs in read_by(workers, LogprobsWorker.logprobs, examples, pack, config, context):
-            found[torch.tensor(indices)] = logprobs.view(-1, 2)
+            logprobs_by_pair[torch.tensor(indices)] = logprobs.view(-1, 2)
     folder = context.workdir / "logprobs"
     folder.mkdir()
-    write_logprobs(folder, examples, found)
-    metrics = {**preferred(examples, found.double()), "pairs": len(examples), **fitted.metrics()}
+    write_logprobs(folder, examples, logprobs_by_pair)
+    metrics = {**preferred(examples, logprobs_by_pair.double()), "pairs": len(examples), **fitted.metrics()}
     return Output(Kind.LOGPROBS, folder, metrics)
 
 
 def preferred(examples: Sequence[Example], logprobs: torch.Tensor) -> dict[str, float]:
-    """How often a model prefers the chosen completion (a tie is wrong), and by how much, with 95 % intervals over the
-    pairs: `accuracy` and `gap` by the log-probs of whole completions, in nats; `token_accuracy` by their means over
-    tokens; where the examples have a reference's log-probs, `reward_accuracy` and `reward_gap` by log p - log p of the
-    reference: DPO's reward with a beta of 1 (eq. 5 of arXiv:2305.18290).
+    """Return how often a model prefers the chosen completion (a tie is wrong), and by how much, with 95 % intervals.
+
+    Intervals are over the pairs: `accuracy` and `gap` by the log-probs of whole completions, in nats; `token_accuracy`
+    by their means over tokens; where the examples have a reference's log-probs, `reward_accuracy` and `reward_gap` by
+    log p - log p of the reference: DPO's reward with a beta of 1 (eq. 5 of arXiv:2305.18290).
 
     logprobs: (E, 2) float64, of the chosen and the rejected completion.
     """
@@ -69,9 +70,9 @@ def preferred(examples: Sequence[Example], logprobs: torch.Tensor) -> dict[str, 
         if prefix != "token_":
             # One seed for all runs: a stage that trains nothing is not computed again for another one.
             estimates["gap"] = bootstrap(gaps.tolist(), seed=0)
-        for name, found in estimates.items():
+        for name, estimate in estimates.items():
             metrics |= {f"{prefix}{name}{end}": value for end, value in
-                        (("", found.value), ("_low", found.low), ("_high", found.high))}  # fmt: skip
+                        (("", estimate.value), ("_low", estimate.low), ("_high", estimate.high))}  # fmt: skip
     return metrics
 
 
@@ -83,7 +84,7 @@ def read_by(
     config: ReadingConfig,
     context: StageContext,
 ) -> Iterator[tuple[list[int], Any]]:
-    """What `method` of the ranks returns of each micro-batch, and which of the examples that one is made of."""
+    """Yield the result of the ranks' `method` for each micro-batch, with the indices of its examples."""
     for start in range(0, len(examples), _EXAMPLES):
         batch = pack(examples[start : start + _EXAMPLES])
         tokens = config.engine.micro_batch_tokens(config.placement)

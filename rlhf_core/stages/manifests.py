@@ -1,4 +1,4 @@
-"""The manifest of what a job has made."""
+"""The manifest of a job's result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def manifest_of(
     device_seconds: float,
     device: str,
 ) -> Manifest:
-    """Of `output` as the artifact `ref`, which the job of `spec` has made. device_seconds: of all attempts."""
+    """Return the manifest of `output` as the artifact `ref` of the job of `spec`. device_seconds: of all attempts."""
     return Manifest(
         kind=output.kind,
         name=name,
@@ -50,7 +50,7 @@ def manifest_of(
 
 
 def _plain(metrics: Mapping[str, Any]) -> dict[str, MetricValue]:
-    """As JSON can hold them: numpy's numbers become Python's; non-finite values become None and are logged."""
+    """Convert metrics to JSON: numpy's numbers become Python's; non-finite values become None and are logged."""
     plain: dict[str, MetricValue] = {}
     for name, value in metrics.items():
         if isinstance(value, numbers.Integral):
@@ -69,7 +69,7 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, MetricValue]:
 def _code_revision() -> str:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):  # an installed package has no history
         return "unknown"
-    return found.stdout.strip()
+    return completed.stdout.strip()

@@ -11,7 +11,7 @@ from rlhf_core.models.merging import merge_adapter
 
 
 def run(config: MergeConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Runs in the job's own process: it needs no optimizer and no second rank."""
+    """Merge in the job's own process, which needs no optimizer and no second rank."""
     folder = context.workdir / "policy"
     context.progress(0, 1, "merge")
     merge_adapter(inputs["model"].folder, inputs["adapter"].folder, folder)

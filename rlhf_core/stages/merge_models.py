@@ -18,7 +18,7 @@ from rlhf_core.models.weights import require_fit
 
 
 def run(config: MergeModelsConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Runs in the job's own process. Raises StageError if the models do not fit each other."""
+    """Merge in the job's own process. Raises StageError if the models are incompatible."""
     model = inputs["model"].folder
     others = [inputs[f"others.{place}.model"].folder for place in range(len(config.others))]
     for place, other in enumerate(others):

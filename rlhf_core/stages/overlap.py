@@ -1,6 +1,6 @@
-"""Overlap: a dataset that is trained on, and those that the recipe validates or evaluates on, compared row by row.
+"""Overlap: a training dataset, and the recipe's validation and evaluation sets, compared row by row.
 
-What is trained on it waits for this stage without reading its result, so that another evaluation set costs one more
+Stages that train on it wait for this stage without reading its result, so that another evaluation set costs one more
 comparison and no training. Imports no torch.
 """
 
@@ -20,11 +20,14 @@ _PREFIX = "held_out."
 
 
 def run(config: OverlapConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Raises StageError with the number of rows that contain a held-out prompt, and three of them."""
+    """Compare the datasets.
+
+    Raises StageError with the number of rows that contain a held-out prompt, and three of them.
+    """
     trained = read_dataset(inputs["dataset"].folder, images=True)
     held_out = {
-        name.removeprefix(_PREFIX): read_dataset(given.folder, images=True)
-        for name, given in inputs.items()
+        name.removeprefix(_PREFIX): read_dataset(dataset.folder, images=True)
+        for name, dataset in inputs.items()
         if name.startswith(_PREFIX)
     }
     names = sorted(held_out)

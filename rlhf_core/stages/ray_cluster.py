@@ -1,4 +1,4 @@
-"""The actors of a stage on Ray, on the cluster that this job belongs to."""
+"""A stage's actors on Ray, on the cluster of this job."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def _on_own_devices(
 def _on_shared_devices(
     stack: ExitStack, ranks: RankSpec[L], spec: EngineSpec, context: StageContext, others: list[Bundle]
 ) -> Started[L]:
-    """Worker i and engine i on one device. An engine takes its memory when it starts: the workers lend theirs first."""
+    """Start worker i and engine i on one device.
+
+    An engine allocates its memory at its start: the workers free theirs first.
+    """
     half, half_engine = halves(ranks.placement, spec.settings.config)
     shared = shared_bundles(ranks.placement, spec.settings.config)
     group = stack.enter_context(reserve([*shared, *others]))

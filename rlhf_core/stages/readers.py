@@ -1,4 +1,4 @@
-"""Models that read what was sampled: one after the other, each on ranks of its own that end when it has read all."""
+"""Models that read completions one after the other, each on ranks of its own that end after it."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Readers:
 
     @property
     def passes(self) -> int:
-        """How many models read all completions."""
+        """Number of models that read all completions."""
         return len(self._reward_models()) + len(self._compared())
 
     def judge(self, sampled: Sequence[Trajectory], progress: Progress) -> dict[str, list[float]]:
-        """By name what each reward of a model gives every completion, the rewards of its steps added up."""
+        """Return each model reward's values by name, one per completion, with the rewards of its steps added up."""
         judged: dict[str, list[float]] = {}
         for (ref, engine, placement), names in self._reward_models().items():
             role = Role(reward_role(names[0]), ref, "scalar", engine, placement=placement)
@@ -59,24 +59,26 @@ class Readers:
         return judged
 
     def compare(self, sampled: Sequence[Trajectory], progress: Progress) -> tuple[list[float], list[float]]:
-        """Of each completion the log-prob that the model gives to its tokens together, and that of the reference.
+        """Return each completion's log-prob by the model, and by the reference.
 
-        Both are the ranks': an engine's would add how its rounding differs to the KL.
+        Both are computed on ranks: an engine's different rounding would be added to the KL.
         """
-        found: dict[ArtifactRef, list[float]] = {}
+        logprobs_by_model: dict[ArtifactRef, list[float]] = {}
         for ref, engine, placement in self._compared():
-            found[ref] = []
+            logprobs_by_model[ref] = []
             with self._scores(Role(REFERENCE, ref, "causal", engine, placement=placement), "ref_logprobs") as scores:
                 for part in _parts(sampled):
                     batch = pack([t.token_ids for t in part], [t.loss_mask for t in part])
                     batch = with_images(batch, [t.prompt.images for t in part], self.processor)
                     each = scores(batch).double().split(batch.sequence_lengths.tolist())
-                    found[ref] += [float(logprobs.sum()) for logprobs in each]
+                    logprobs_by_model[ref] += [float(logprobs.sum()) for logprobs in each]
                     progress(len(part))
-        return found[self.inputs["model"].manifest.ref], found[self.inputs["reference.model"].manifest.ref]
+        return logprobs_by_model[self.inputs["model"].manifest.ref], logprobs_by_model[
+            self.inputs["reference.model"].manifest.ref
+        ]
 
     def _reward_models(self) -> dict[Run, list[str]]:
-        """The rewards that each model gives."""
+        """Return the rewards of each model."""
         runs: dict[Run, list[str]] = {}
         for name in self.config.model_rewards:
             ref = self.inputs[f"rewards.{name}.model"].manifest.ref

@@ -11,9 +11,9 @@ from rlhf_core.rl.roles import require_same_tokens
 
 
 def reference_of(config: ReferencedConfig, inputs: Mapping[str, Input]) -> ArtifactRef:
-    """What the reference starts from: the model that training starts from, unless the settings name another.
+    """Return the initial weights of the reference: those of the trained model, unless the settings name others.
 
-    Raises StageError if that one cannot read the policy's tokens.
+    Raises StageError if these cannot read the policy's tokens.
     """
     require_same_tokens(config.token_readers, inputs, "max_length", config.max_length)
     return inputs[REFERENCE_INPUT if config.token_readers else "model"].manifest.ref

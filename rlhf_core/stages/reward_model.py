@@ -1,4 +1,4 @@
-"""Reward model: a model and preference pairs in; a model with one score out, and how large its rewards are."""
+"""Reward model: a model and preference pairs in; a model with one score, and the scale of its rewards out."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def ranks_and_engines(
     config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster
 ) -> AbstractContextManager[Started]:
     models = roles(config, inputs)
-    own = [role for role in models if role.placement is None]
-    ranks = RankSpec(config.placement, partial(RLWorker, config, context, own))
+    on_ranks = [role for role in models if role.placement is None]
+    ranks = RankSpec(config.placement, partial(RLWorker, config, context, on_ranks))
     apart = {
         role.name: RankSpec(placement, partial(FrozenWorker, config.sampling.temperature, context, role))
         for role, placement in placed_apart(models).items()
@@ -43,7 +43,7 @@ def ranks_and_engines(
 
 
 def _last_and_best(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Of the last step all that is not part of a group; of the validations the best."""
-    own = {name: value for name, value in metrics.items() if "/" not in name}
+    """Return the last step's ungrouped metrics, and the best validation."""
+    ungrouped = {name: value for name, value in metrics.items() if "/" not in name}
     best = {name: metrics[f"validation/{name}"] for name in ("best", "best_step") if f"validation/{name}" in metrics}
-    return {**own, **{f"validation_{name}": value for name, value in best.items()}}
+    return {**ungrouped, **{f"validation_{name}": value for name, value in best.items()}}

@@ -1,4 +1,4 @@
-"""The end of a round: is the candidate at least as good as the accepted model? Imports no torch.
+"""The end of a round: comparison of the candidate with the accepted model. Imports no torch.
 
 Its artifact is the round's record: its inputs are both models, both evaluations and the round's prompts.
 """
@@ -17,7 +17,7 @@ from rlhf_core.tracking.protocol import SAMPLES_FILE, read_jsonl
 
 
 def run(config: RoundConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Raises StageError if the two evaluations cannot be compared."""
+    """Accept the candidate if it is at least as good. Raises StageError if the two evaluations cannot be compared."""
     gate = config.gate
     before, after = (
         read_jsonl(inputs[f"{model}_evaluation"].folder / SAMPLES_FILE) for model in ("accepted", "candidate")

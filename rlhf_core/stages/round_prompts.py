@@ -1,7 +1,7 @@
 """A round's prompts: the first rows of the loop's dataset that no earlier round had. Imports no torch.
 
-Each round's artifact names the one before as its input `previous`, and lists what all rounds until its own have used,
-so that what was used is in the store alone, and the next round needs no other artifact.
+Each round's artifact names the one before as its input `previous`, and lists the prompts of all rounds up to its own,
+so that this state is in the store alone, and the next round needs no other artifact.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ USED_FILE = "used.txt"  # a line for each prompt: the SHA-256 of its normalised 
 
 
 def run(config: RoundPromptsConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Two rows whose prompts differ in whitespace only count as one. Raises StageError if too few rows are left."""
+    """Select prompts; two rows whose prompts differ in whitespace only count as one.
+
+    Raises StageError if too few are left.
+    """
     used = dict.fromkeys(_used(inputs.get("previous"), context))
     before = len(used)
-    given = inputs["dataset"].folder
-    dataset = read_dataset(given, images=True)
+    source = inputs["dataset"].folder
+    dataset = read_dataset(source, images=True)
 
     def fresh() -> Iterator[Row]:
         for row in dataset.rows:
@@ -38,13 +41,13 @@ def run(config: RoundPromptsConfig, inputs: Mapping[str, Input], context: StageC
     if len(rows) < config.count:
         raise StageError(out_of_prompts(len(rows), config.count, before))
     folder = context.workdir / "dataset"
-    images = write_dataset(folder, rows, dataset_info(given), images_from=given)
+    images = write_dataset(folder, rows, dataset_info(source), images_from=source)
     (folder / USED_FILE).write_text("".join(f"{prompt}\n" for prompt in used), encoding="ascii")
     return Output(Kind.DATASET, folder, {"rows": len(rows), "used_before": before, **images})
 
 
 def out_of_prompts(left: int, needed: int, used: int) -> str:
-    """What is wrong where the loop's dataset has fewer unused prompts than a round needs."""
+    """Describe a loop's dataset with fewer unused prompts than a round needs."""
     return (
         f"a round needs {needed} prompts that no earlier one had, and {left} are left after {used} were used: add rows "
         "to the loop's dataset, or lower loop.prompts_per_round"
@@ -52,7 +55,7 @@ def out_of_prompts(left: int, needed: int, used: int) -> str:
 
 
 def _used(previous: Input | None, context: StageContext) -> Iterator[str]:
-    """The hashes of the prompts of all rounds up to `previous`."""
+    """Yield the hashes of the prompts of all rounds up to `previous`."""
     while previous is not None:
         if (listed := previous.folder / USED_FILE).is_file():
             yield from listed.read_text(encoding="ascii").split()

@@ -1,4 +1,4 @@
-"""What a job does around its stage: spec → lease → inputs → the stage's function → artifact. Imports no torch.
+"""The job around a stage: spec → lease → inputs → the stage's function → artifact. Imports no torch.
 
 Its output carries the messages of rlhf_core/tracking/protocol.py.
 """
@@ -57,11 +57,11 @@ def run_job(
     progress: ProgressReporter | None = None,
     again: bool = False,
 ) -> Manifest:
-    """Compute the artifact `ref` as its spec says, unless it is there already; returns what the store then has.
+    """Compute the artifact `ref` by its spec, unless it exists; return the store's manifest.
 
-    cluster: where a stage's actors run. again: compute it in any case, and return what was computed; its files are in
-    the store, and its manifest too unless there was one.
-    Waits while another job computes it. Raises StageError, StoreError, or whatever the stage's function raises.
+    cluster: for a stage's actors. again: compute it in any case, and return the new manifest; its files are in
+    the store, and the manifest too unless there was one.
+    Waits while another job computes it. Raises StageError, StoreError, or the stage's own exceptions.
     """
     repository = ArtifactRepository(open_store(store_url))
     spec = repository.read_spec(ref)
@@ -80,11 +80,11 @@ def run_job(
                 return manifest
             computed, stored = _compute(repository, spec, stage, config, cluster, progress, lease)
             return computed if again else stored
-    found = repository.manifest(ref)
-    if found is None:
+    stored_manifest = repository.manifest(ref)
+    if stored_manifest is None:
         raise StageError(f"{ref} was deleted from the store a moment ago: run again")
     print(f"{ref} is in the store already", flush=True)
-    return found
+    return stored_manifest
 
 
 def _compute(
@@ -96,7 +96,7 @@ def _compute(
     progress: ProgressReporter,
     lease: Lease,
 ) -> tuple[Manifest, Manifest]:
-    """The result, whose files are in the store; and what the store has: another process's result if that was first."""
+    """Return the result, whose files are stored, and the stored manifest: another process's if that was first."""
     started = datetime.now(UTC)
     lease.start(on_loss=_interrupt_job)
     with _workdir(spec) as folder, _stops_when_lost(lease):
@@ -132,7 +132,7 @@ def _compute(
 
 
 def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, StageConfig]:
-    """Raises StageError unless this job would compute what the key stands for."""
+    """Return the stage and its config. Raises StageError unless this job would compute the key's result."""
     stage = stages.get(spec.stage)
     if stage is None or stage.version != spec.stage_version:
         here = "does not know it" if stage is None else f"has version {stage.version}"
@@ -176,7 +176,7 @@ def _input(stage: Stage, name: str, roles: Sequence[Role], ref: ArtifactRef, con
 
 
 def _files(stage: Stage, name: str) -> frozenset[str] | None:
-    """The files that the stage fetches of its input `name`; None: all."""
+    """Return the files of the input `name` that the stage fetches; None: all."""
     return next((files for pattern, files in stage.files.items() if fnmatchcase(name, pattern)), None)
 
 
@@ -186,7 +186,7 @@ def _check_output(stage: Stage, output: Output) -> None:
 
 
 def _device(reserved: Reservation) -> str:
-    """What the stage computes on: the name of this node's GPU if it reserves GPUs, else `cpu`."""
+    """Return the device of the computation: the name of this node's GPU if GPUs are reserved, else `cpu`."""
     if not reserved.gpus:
         return "cpu"
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
@@ -204,13 +204,13 @@ def _workdir(spec: StageSpec) -> Iterator[Path]:
 
 
 def _interrupt_job() -> None:
-    """Called in the heartbeat's thread. A signal reaches the main thread also while it waits for something."""
+    """Interrupt the main thread, from the heartbeat's; a signal reaches it also while it waits."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
 def _stops_when_lost(lease: Lease) -> Iterator[None]:
-    """A stop that came because the lease is lost becomes the StageError that says so."""
+    """Convert an interruption by the loss of the lease into its StageError."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):

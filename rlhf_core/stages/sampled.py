@@ -1,4 +1,4 @@
-"""Datasets made of completions with rewards: pairs, labelled completions, the best ones, conditional text."""
+"""Datasets from completions with rewards: pairs, labelled completions, the best ones, conditional text."""
 
 from __future__ import annotations
 
@@ -44,14 +44,17 @@ _BEST_COUNTS = (*_LEFT_OUT, "prompts_left_out")
 
 
 def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Raises NothingLeftError if no prompt has a pair, StageError if the judge fails for more pairs than it may."""
+    """Make pairs.
+
+    Raises NothingLeftError if no prompt has one, StageError if the judge exceeds its tolerated failures.
+    """
     judge, every = config.judge, config.select == "all"
     counts = Counter(dict.fromkeys(_PAIR_COUNTS if judge is None else _JUDGED_COUNTS, 0))
-    given = inputs["dataset"].folder
-    _require_seen(config, given)
+    source = inputs["dataset"].folder
+    _require_seen(config, source)
     completions = _completions(config, inputs, counts)
-    made: list[Row] = []
-    asked = 0
+    preference_rows: list[Row] = []
+    num_compared = 0
     with ExitStack() as stack:
         compare = _comparing(config, stack)
         while part := list(islice(completions, _ROWS_AT_ONCE)):
@@ -59,32 +62,32 @@ def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContex
                 pair for row in part for pair in comparisons(row, every=every, counts=counts, rewarded=judge is None)
             ]
             outcomes = compare(compared)
-            made += preferences(compared, outcomes, counts)
+            preference_rows += preferences(compared, outcomes, counts)
             with_pair = {
                 id(pair.row) for pair, outcome in zip(compared, outcomes, strict=True) if outcome in ("one", "other")
             }
             counts["prompts_without_pair"] += len(part) - len(with_pair)
-            asked += len(compared)
-    if judge is not None and counts["unjudged"] > judge.tolerated_failures * asked:
+            num_compared += len(compared)
+    if judge is not None and counts["unjudged"] > judge.tolerated_failures * num_compared:
         raise StageError(
-            f"the judge failed for {counts['unjudged']} of {asked} pairs, more than its `tolerated_failures` of "
+            f"the judge failed for {counts['unjudged']} of {num_compared} pairs, more than its `tolerated_failures` of "
             f"{judge.tolerated_failures:g}"
         )
-    if not made:
+    if not preference_rows:
         raise NothingLeftError(_no_pair(config, counts))
-    return _dataset(config.made_format, made, counts, context, given)
+    return _dataset(config.made_format, preference_rows, counts, context, source)
 
 
 def _completions(
     config: FromCompletions, inputs: Mapping[str, Input], counts: Counter[str], *, images: bool = True
 ) -> Iterator[Mapping[str, Any]]:
-    """The rows of the dataset, with the completions that may be used."""
+    """Yield the rows of the dataset, with their usable completions."""
     rows = iterate_rows(inputs["dataset"].folder, images=images)
     return (counted_truncated(row, counts, drop=config.drop_truncated) for row in rows)
 
 
 def _require_seen(config: PairsConfig, folder: Path) -> None:
-    """Raises StageError if completions answer images which the judge does not see."""
+    """Raise StageError if prompts contain images, which the judge does not receive."""
     if config.text_readers and (folder / IMAGES_FOLDER).is_dir():
         require_seen_by_all(iterate_rows(folder, images=True), config.text_readers_of)
 
@@ -109,13 +112,13 @@ def _no_pair(config: PairsConfig, counts: Counter[str]) -> str:
 
 
 def unpaired(config: UnpairedConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Raises NothingLeftError unless there are completions of both labels."""
+    """Label completions. Raises NothingLeftError unless there are completions of both labels."""
     counts = Counter(dict.fromkeys(_LABEL_COUNTS, 0))
     threshold, margin = config.threshold, config.margin
     rows = [
-        made
+        labelled_row
         for row in _completions(config, inputs, counts, images=False)
-        for made in labelled(row, threshold=threshold, margin=margin, counts=counts)
+        for labelled_row in labelled(row, threshold=threshold, margin=margin, counts=counts)
     ]
     for label, change in (("desirable", "lower"), ("undesirable", "raise")):
         if not counts[label]:
@@ -127,7 +130,7 @@ def unpaired(config: UnpairedConfig, inputs: Mapping[str, Input], context: Stage
 
 
 def best_of_n(config: BestOfNConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Raises NothingLeftError if no prompt is left."""
+    """Select the best completions. Raises NothingLeftError if no prompt is left."""
     counts = Counter(dict.fromkeys(_BEST_COUNTS, 0))
     rows = [
         best
@@ -142,17 +145,17 @@ def best_of_n(config: BestOfNConfig, inputs: Mapping[str, Input], context: Stage
 
 
 def conditional_conversations(config: ConditionalConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Conditional SFT: each prompt says the reward of its completion, and a model that is trained on them is asked for
-    a high one afterwards. Source: reward-conditioned sequence models, arXiv:2106.01345, on text.
+    """Make conversations for conditional SFT: each prompt states the reward of its completion, and a model trained on
+    them is prompted with a high one afterwards. Source: reward-conditioned sequence models, arXiv:2106.01345, on text.
 
-    Raises NothingLeftError if there is no completion, or if all have one reward as it is written.
+    Raises NothingLeftError if there is no completion, or if all have one reward as formatted.
     """
     counts = Counter(dict.fromkeys(_LEFT_OUT, 0))
     written: Counter[str] = Counter()
     rows = [
-        made
+        conversation
         for row in _completions(config, inputs, counts)
-        for made in conditional(row, text=config.text, decimals=config.decimals, counts=counts, written=written)
+        for conversation in conditional(row, text=config.text, decimals=config.decimals, counts=counts, written=written)
     ]
     if len(written) < 2:
         rewards = f"all {len(rows)} completions have the reward {next(iter(written))}" if rows else "none is left"
@@ -165,7 +168,7 @@ def conditional_conversations(config: ConditionalConfig, inputs: Mapping[str, In
 
 
 def conditional_prompts(config: ConditionalPromptsConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Raises StageError if a prompt has no message of the user."""
+    """Add the reward to prompts. Raises StageError if a prompt has no message of the user."""
     rows = [
         with_reward(row, config.reward, text=config.text, decimals=config.decimals)
         for row in iterate_rows(inputs["dataset"].folder, images=True)
@@ -173,10 +176,10 @@ def conditional_prompts(config: ConditionalPromptsConfig, inputs: Mapping[str, I
     return _dataset(config.made_format, rows, Counter(), context, inputs["dataset"].folder)
 
 
-def _dataset(made_format: str, rows: list[Row], counts: Counter[str], context: StageContext, given: Path) -> Output:
-    """given: the folder of the dataset that the rows are made of."""
+def _dataset(made_format: str, rows: list[Row], counts: Counter[str], context: StageContext, source: Path) -> Output:
+    """Write a dataset of `rows`, with images from the dataset that they are made of."""
     folder = context.workdir / "dataset"
-    images = write_dataset(folder, rows, {"format": made_format}, images_from=given)
+    images = write_dataset(folder, rows, {"format": made_format}, images_from=source)
     return Output(Kind.DATASET, folder, {"rows": len(rows), **counts, **images})
 
 

@@ -1,4 +1,4 @@
-"""What the stages share that train a reward model: examples in; a model with one score out, and its scale."""
+"""Common part of the stages that train a reward model: examples in; a model with one score, and its scale out."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def train_scalar_model(
     counted: str,
     **stored: Any,
 ) -> Output:
-    """Train the input `model` on what `encode` makes of the rows of the input `dataset`.
+    """Train the input `model` on the rows of the input `dataset`, encoded by `encode`.
 
-    pack: makes the batches that a `worker` reads, one rank. counted: what one held-out judgement is of, as the manifest
-    counts them. stored: goes into the config.json of the model beside its scale.
+    pack: makes the batches of a `worker`, one rank. counted: the noun for held-out items, as in the manifest. stored:
+    further entries of the model's config.json.
     Raises StageError if all examples have one label.
     """
     model = inputs["model"]
@@ -69,7 +69,7 @@ def train_scalar_model(
         examples, held_out = split_examples(inputs["dataset"], fitted.rows, context.seed)
     if sum(len(example.targets) or len(example.sequences) for example in held_out) < 2:
         raise StageError(
-            f"one of the {counted} is all that the model would be judged by, of whose reward there is no deviation: "
+            f"only one of the {counted} is held out, but a standard deviation needs two: "
             "give the dataset more prompts, or `validation` more rows"
         )
 
@@ -106,7 +106,7 @@ def _encoded(
 
 
 def split_examples(dataset: Input, examples: StoredExamples, seed: int) -> tuple[StoredExamples, StoredExamples]:
-    """Examples to train on, and examples that are held out, by the prompts of the dataset's rows."""
+    """Return examples to train on, and held-out examples, split by the prompts of the dataset's rows."""
     indices_of = defaultdict(list)
     for index, row_id in enumerate(examples.values("row_id")):
         indices_of[row_id].append(index)
@@ -118,6 +118,6 @@ def split_examples(dataset: Input, examples: StoredExamples, seed: int) -> tuple
 
 
 def _asking(row: Row) -> Row:
-    """As much of the row as says which rows have its prompt."""
+    """Return the part of the row that identifies its prompt."""
     prompt = json.dumps(row["prompt"], sort_keys=True)
     return {"id": row["id"], "prompt": hashlib.sha256(prompt.encode()).hexdigest()}

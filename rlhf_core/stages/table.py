@@ -1,4 +1,4 @@
-"""Every stage there is. A new one is one file, its config class, and one line here."""
+"""The table of all stages. A new one is one file, its config class, and one line here."""
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data.dataset import DatasetConfig, OverlapConfig

@@ -1,4 +1,4 @@
-"""Top log-probs of a teacher: a model and conversations in; what it finds most probable for each token out."""
+"""Top log-probs of a teacher: a model and conversations in; the most probable tokens at each position out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlhf_core.supervised.stored_top_logprobs import TeacherSettings, TopWriter
 
 
 def run(config: TopLogprobsConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
-    """A killed job begins again: it only reads every conversation once."""
+    """Read every conversation once; so a killed job restarts from the beginning."""
     model = inputs["model"]
     encode = partial(conversation_examples, load_tokenizer(model.folder))
     fitted = read_examples(inputs["dataset"], encode, config, model.folder, context)

@@ -129,7 +129,7 @@ def test_what_teaches_nothing_is_refused_before_anything_starts(
 def test_one_step_is_not_enough_to_judge_the_model_by(inputs: Inputs, tmp_path: Path) -> None:
     one = {"prompt": [{"role": "user", "content": "q"}], "steps": ["a"], "labels": [1.0]}
     given = {**inputs, "validation.dataset": dataset(tmp_path / "v", [one])}
-    message = "one of the steps is all that the model would be judged by, of whose reward there is no deviation"
+    message = "only one of the steps is held out, but a standard deviation needs two"
     with pytest.raises(StageError, match=message):
         process_reward_model.run(CONFIG, given, context_of(tmp_path / "run", given), no_cluster)
 
