@@ -1,4 +1,4 @@
-"""The whole alignment of a model: a recipe's stages as a DAG, each a Ray job, each result an artifact."""
+"""Alignment of a model from end to end: a recipe's stages as a DAG, each a Ray job, each result an artifact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flows.running import Row, run_recipe, stop_jobs
 
 @flow(name="alignment", on_cancellation=[stop_jobs])
 def alignment(recipe: str = "tiny", overrides: list[str] = []) -> list[Row] | State[Any]:  # noqa: B006  Prefect copies it
-    """Base, SFT, reward model, RL, merge, evaluation, report: what the recipe asks for and the store does not have.
+    """Compute base, SFT, reward model, RL, merge, evaluation, report: the recipe's stages that the store does not have.
 
     Returns one row per stage: its outcome, time and main metrics.
 

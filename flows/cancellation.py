@@ -1,8 +1,8 @@
-"""How a flow notices that its run is cancelled, even where no worker tells it, or that it counts as crashed.
+"""Detection, within a flow, of the run's cancellation, even without a worker's signal, and of its mark as crashed.
 
 The worker that started a flow's process signals it. That fails if the worker has died, or has lost the process because
-two attempts of the run overlapped; so the flow asks the server too. After a suspension of the machine the server has
-heard nothing of the run for long, and marks it as crashed: a flow that is alive marks it as running again.
+two attempts of the run overlapped; so the flow polls the server too. After a suspension of the machine the server has
+received nothing from the run for long, and marks it as crashed: a flow that is alive marks it as running again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _ALIVE = "the run's process is alive: it was suspended, or the server could not 
 
 @contextmanager
 def noticed_cancellation(run_id: UUID) -> Iterator[threading.Event]:
-    """Yields an event that is set once the run is cancelled, by a thread that polls the server and says we live."""
+    """Yield an event that is set once the run is cancelled.
+
+    A thread polls the server for it, and reports this run as alive.
+    """
     cancelled, ended = threading.Event(), threading.Event()
     watching = contextvars.copy_context()  # has Prefect's settings
     thread = threading.Thread(

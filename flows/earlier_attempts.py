@@ -1,4 +1,4 @@
-"""The stages of a run's earlier attempts, which Prefect keeps beside those of the attempt that a Retry starts."""
+"""The task runs of a run's earlier attempts, which Prefect keeps beside those of the attempt that a Retry starts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ _NOT_RUN: State[None] = Cancelled(name="NotRun", message="this attempt ended bef
 
 
 def close_earlier_attempts(run_id: UUID) -> None:
-    """Call it before an attempt's first task. What waited for a stage that failed, and what a killed process ran, would
-    else look in Prefect for ever as if it were about to end."""
+    """Close the task runs of earlier attempts, before an attempt's first task.
+
+    Tasks that waited for a failed stage, or that a killed process ran, would otherwise stay unfinished in Prefect for
+    ever.
+    """
     open_runs = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=[*_OPEN]), name=None))
     of_this_run = FlowRunFilter(id=FlowRunFilterId(any_=[run_id]))
     with get_client(sync_client=True) as client:

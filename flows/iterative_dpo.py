@@ -1,4 +1,6 @@
-"""Rounds of a loop: sample, score, pair, train, evaluate, and keep what is not worse. By hand, or on a schedule."""
+"""Rounds of a loop: sample, score, pair, train, evaluate, and keep the candidate if it is not worse. By hand, or on a
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ def iterative_dpo(
     overrides: list[str] = [],  # noqa: B006  Prefect copies it
     rounds: Annotated[int, Field(ge=1)] = 1,
 ) -> list[Row] | State[Any]:
-    """Finishes the round that was started and has not ended, or runs the next one; `rounds` of them.
+    """Finish the round that was started and has not ended, or run the next one; `rounds` of them.
 
-    Returns one row per round: what became of its candidate, and why. While another run of the loop is at work, none is
-    run, and the state Skipped says so.
+    Returns one row per round: the verdict on its candidate, and the reason. While another run of the loop is at work,
+    none is run, and the state is Skipped.
 
     Args:
         recipe: name of a shipped recipe, or path of a .yaml file, with a `loop`
         overrides: settings to change, each key.key=value, such as dpo.max_steps=200
-        rounds: how many
+        rounds: number of rounds
     """
     return run_rounds(recipe, overrides, rounds)

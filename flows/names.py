@@ -1,4 +1,4 @@
-"""What a run is called in the Prefect UI: its recipe, seed and overrides, and tags to filter by."""
+"""Names of runs in the Prefect UI: recipe, seed and overrides, with tags to filter by."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _LONGEST = 200  # characters of a name
 
 
 def name_run(run_id: UUID, name: str, recipe: Recipe) -> None:
-    """Names and tags the run. Keeps the tags that it has."""
+    """Name and tag the run. Keeps its existing tags."""
     with get_client(sync_client=True) as client:
         tags = {*client.read_flow_run(run_id).tags, *run_tags(recipe)}
         client.update_flow_run(run_id, name=name, tags=sorted(tags))
 
 
 def run_name(recipe: Recipe, overrides: Sequence[str], only: Collection[str] | None = None) -> str:
-    """`tiny, seed 0: rl.steps=200`; of chosen nodes alone `tiny/rl, seed 0`."""
+    """Return `tiny, seed 0: rl.steps=200`; for chosen nodes alone `tiny/rl, seed 0`."""
     name = recipe.name if only is None else f"{recipe.name}/{'+'.join(sorted(only))}"
     others = " ".join(override for override in overrides if not override.startswith("seed="))
     name = f"{name}, seed {recipe.seed}{': ' if others else ''}{others}"
@@ -29,6 +29,6 @@ def run_name(recipe: Recipe, overrides: Sequence[str], only: Collection[str] | N
 
 
 def run_tags(recipe: Recipe) -> list[str]:
-    """The recipe, and the algorithms of its RL stages."""
+    """Return the recipe, and the algorithms of its RL stages."""
     algorithms = {stage.algorithm for stage in recipe.stages.values() if isinstance(stage, RLConfig)}
     return [recipe.name, *sorted(algorithms)]

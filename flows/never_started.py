@@ -1,7 +1,7 @@
-"""Runs that a worker took and did not start, as when it dies in between.
+"""Runs that a worker took and did not start, for example because it died.
 
 An automation of the server ends them (deployments/stack/automations.py), but not those whose event it has lost, which
-happens while its database is locked. So the worker looks too.
+happens while its database is locked. So the worker checks too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def message(start: timedelta = START) -> str:
 
 
 async def end_never_started(client: PrefectClient, start: timedelta = START) -> None:
-    """Mark as crashed what has been pending for longer than `start`."""
+    """Mark runs as crashed that have been pending for longer than `start`."""
     state = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING]))
     pending = FlowRunFilter(tags=FlowRunFilterTags(all_=[TAG]), state=state)
     for run in await client.read_flow_runs(flow_run_filter=pending):

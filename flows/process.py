@@ -22,7 +22,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
-    """The process's exit status."""
+    """Run the flow, and return the process's exit status."""
     os.chdir(CHECKOUT)
     from prefect.settings import get_current_settings  # only now: it looks for files in the working directory
 
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _redirect_output(log: Path) -> int:
-    """Leads standard output and error to the file `log`; a descriptor of where they led before."""
+    """Redirect standard output and error to the file `log`; return a descriptor of their previous target."""
     log.parent.mkdir(parents=True, exist_ok=True)
     before = os.dup(2)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -50,7 +50,7 @@ def _redirect_output(log: Path) -> int:
 
 
 def _final_states(run_id: UUID) -> set[UUID]:
-    """Of all attempts. The current state will not do: after a Retry it is that of the next attempt."""
+    """Return the final states of all attempts. After a Retry the current state is that of the next attempt."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:

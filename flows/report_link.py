@@ -1,4 +1,4 @@
-"""The report of a run, where a person finds it from the Prefect UI."""
+"""The report of a run, linked in the Prefect UI."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPORT_FILE = "report.html"
 
 
 def link_report(prepared: Prepared, record: RunRecord) -> None:
-    """Puts the run's report beside its record in the store, and into Prefect a summary with a link to it."""
+    """Store the run's report beside its record, and a summary with a link to it in Prefect."""
     reports = [node.ref for node in record.nodes if node.ref.stage == Kind.REPORT]
     lines = [f"# Run of the recipe {record.recipe['name']}", "", *_stages(record), "", *_comparison(record), ""]
     for ref in reports:

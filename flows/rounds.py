@@ -1,4 +1,4 @@
-"""Runs rounds of a loop one after another, each to its verdict. What a round is made of: graph/round_drafting.py."""
+"""Rounds of a loop, one after another, each to its verdict. graph/round_drafting.py has the stages of a round."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlhf_core.report.rounds import page
 
 
 def run_rounds(recipe: str, overrides: Sequence[str], rounds: int) -> list[Row] | State[Any]:
-    """Runs until this flow run has finished `rounds` rounds, those of its earlier attempts included.
+    """Run until this flow run has finished `rounds` rounds, those of its earlier attempts included.
 
     Returns a row per round, or the state Skipped or Cancelled.
     Raises RecipeError, StoreError or StackError before any job, StageError when a stage failed: the round stays as it
@@ -80,7 +80,7 @@ def _run_round(loop: Rounds, recipe: str, overrides: Sequence[str], run_id: str,
 
 
 def _end(loop: Rounds, prepared: Prepared, run_id: str) -> RoundEnd:
-    """The verdict of the round's gate, after the alias was moved: a kill in between is made up for by the next run."""
+    """Store the verdict of the round's gate, after moving the alias: a kill in between is repaired by the next run."""
     node, start = prepared.graph[ROUND], prepared.start
     record = prepared.repository.manifest(node.ref)
     if record is None or start is None:

@@ -1,4 +1,4 @@
-"""What the flows share: the nodes of a recipe as Prefect tasks, side by side where nothing keeps them apart."""
+"""Common part of the flows: the nodes of a recipe as Prefect tasks, concurrent unless they depend on each other."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ CANCELLED: State[Any] = Cancelled(message="cancelled; its jobs are stopped, exce
 
 
 def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | None = None) -> list[Row] | State[Any]:
-    """Computes what the store does not have of a recipe's nodes, or of the nodes `only`; one table row per node, or the
-    state Cancelled.
+    """Compute the recipe's nodes, or the nodes `only`, that the store does not have.
 
-    Raises RecipeError, StoreError or StackError before any job, StageError when a stage failed.
+    Returns one table row per node, or the state Cancelled. Raises RecipeError, StoreError or StackError before any job,
+    StageError when a stage failed.
     """
     started_at = datetime.now(UTC)
     run_id = str(runtime.flow_run.id)
@@ -58,7 +58,7 @@ def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | No
 
 
 def compute(prepared: Prepared, nodes: Mapping[str, Node], cancel: threading.Event) -> Futures:
-    """Runs the nodes to their end, or until `cancel` is set."""
+    """Run the nodes to their end, or until `cancel` is set."""
     settings = run_settings(prepared, str(runtime.flow_run.id))
     runner = StageRunner(settings, nodes, prepared.repository, connect(), cancel)
     futures = _submit(nodes, runner)
@@ -79,9 +79,9 @@ def conclude(
     nodes: Mapping[str, Node],
     futures: Futures,
 ) -> list[Row]:
-    """Writes the run's record, table and report. Returns one table row per node.
+    """Write the run's record, table and report. Returns one table row per node.
 
-    Raises StageError if one failed, NothingLeftError if only stages failed that had nothing to make rows of.
+    Raises StageError if one failed, NothingLeftError if only stages failed that had no rows to make.
     """
     record = _record(prepared, overrides, started_at, nodes, futures)
     write_record(prepared.store, record)
@@ -95,12 +95,12 @@ def conclude(
 
 
 def stop_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Cancellation hook: stops the jobs of a run whose process could not do it itself. Harmless if it could."""
+    """Stop the jobs of a cancelled run whose process could not, as a cancellation hook. A no-op if it could."""
     stop_jobs_of(str(flow_run.id), open_store(store_url()), connect())
 
 
 def _chosen(names: Collection[str], prepared: Prepared) -> dict[str, Node]:
-    """The nodes `names`. Raises RecipeError for one that is not there, or that reads what the store does not have."""
+    """Return the nodes `names`. Raises RecipeError for an unknown one, or one whose inputs the store does not have."""
     graph = prepared.graph
     chosen = {prepared.node(name).name for name in names}
     nodes = {name: node for name, node in graph.items() if name in chosen}
@@ -155,7 +155,7 @@ def _node_record(node: Node, state: State[StageResult]) -> NodeRecord:
 
 
 def _failure(state: State[StageResult]) -> str:
-    """The last error line of a stage that failed; empty for one that only waited for it."""
+    """Return the last error line of a failed stage; empty for one that only waited for it."""
     if state.is_completed() or state.is_pending():
         return ""
     return str(state.result(raise_on_failure=False)) if state.is_failed() else state.message or str(state.name)

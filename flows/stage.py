@@ -1,4 +1,4 @@
-"""One stage of a recipe alone, on inputs that the store has."""
+"""One stage of a recipe alone, on inputs from the store."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from flows.running import Row, run_recipe, stop_jobs
 
 @flow(name="stage", on_cancellation=[stop_jobs])
 def stage(node: str, recipe: str = "tiny", overrides: list[str] = []) -> list[Row] | State[Any]:  # noqa: B006  Prefect copies it
-    """Computes one stage, unless the store has its result. Returns its row of the table.
+    """Compute one stage, unless the store has its result. Returns its row of the table.
 
     Args:
-        node: which, as `alignment plan` names it: sft, rl, evaluation.rl …
+        node: name in `alignment plan`: sft, rl, evaluation.rl …
         recipe: name of a shipped recipe, or path of a .yaml file
         overrides: settings to change, each key.key=value, such as rl.steps=200
     """
