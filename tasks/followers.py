@@ -1,6 +1,6 @@
-"""Which runs follow a job. A run that is cancelled stops the job only if no other run follows it.
+"""Followers of a job: a cancelled run stops the job only if no other run follows it.
 
-`followers/<job id without its attempt>.json` has the ids of the runs, each with the time until which it counts, and the
+`followers/<job id without its attempt>.json` has the ids of the runs, each with its expiry, and the
 attempt that the last cancelled one stops. Every change is a compare-and-swap, so that a run that starts to follow while
 another is cancelled either is seen by it, or sees that the job is being stopped and submits another.
 """
@@ -30,9 +30,9 @@ class FollowersRecord(Config):
 
 
 class Follower:
-    """One run's place among the followers of the jobs that compute one result.
+    """One run's entry among the followers of the jobs that compute one result.
 
-    As a context manager it is renewed by a thread. It stays when the block is left: only `leave` ends it, or, after
+    As a context manager it is renewed by a thread. It outlives the block: only `leave` ends it, or, after
     the death of the run's process, its expiry.
     """
 
@@ -45,19 +45,19 @@ class Follower:
         self._thread = threading.Thread(target=self._keep, name=f"follower {self._path}", daemon=True)
 
     def join(self) -> str:
-        """Call it before looking for a job to attach to. The job that must not be attached to; empty if there is none.
+        """Register before attaching to a job. Returns the job that must not be attached to; empty if there is none.
 
         Raises StoreError.
         """
         return self._update(self._with_me).stopped_job
 
     def leave(self) -> None:
-        """Call it when the job has ended."""
+        """Remove the entry, when the job has ended."""
         self._end_renewals()
         self._update(self._without_me)
 
     def leave_and_stop(self, job_id: str) -> bool:
-        """Call it to cancel. True if the caller must stop `job_id`: this run followed it, and no other run does."""
+        """Remove the entry on cancellation. Returns whether the caller must stop `job_id`: no other run follows it."""
 
         def change(record: FollowersRecord) -> FollowersRecord:
             if self._run_id not in record.expires_at:
@@ -79,7 +79,7 @@ class Follower:
         self._end_renewals()
 
     def _end_renewals(self) -> None:
-        """Before a leave: a renewal at the same time would undo it."""
+        """Stop renewals before a leave, which a concurrent renewal would undo."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -1,4 +1,4 @@
-"""How a job of Ray ended, if not well, and the cause in words."""
+"""Failures of Ray jobs, and their causes in words."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class JobEndedError(StageError):
 
 
 class JobWithNothingLeftError(JobEndedError, NothingLeftError):
-    """The job failed since its stage had nothing to make rows of."""
+    """The job failed since its stage had no rows to make."""
 
 
 class JobNotStartedError(JobEndedError):
-    """Ray has given the job up before its process was started, so that it may be submitted again."""
+    """Ray gave up the job before its process started, so that it may be submitted again."""
 
 
 class JobCancelledError(StageError):
-    """Whoever watched the job asked for its end."""
+    """The job's watcher requested its end."""
 
 
 def require_success(job_id: str, details: JobDetails, log: JobLog, where: str) -> None:
-    """Raises JobEndedError if the job, which has ended, did not succeed. where: its log is."""
+    """Raise JobEndedError if the job, which has ended, did not succeed. where: location of its log."""
     if details.status == JobStatus.SUCCEEDED:
         return
     if details.error_type == JobErrorType.JOB_SUPERVISOR_ACTOR_START_TIMEOUT:
@@ -36,21 +36,21 @@ def require_success(job_id: str, details: JobDetails, log: JobLog, where: str) -
     if details.status == JobStatus.STOPPED:
         raise JobEndedError(f"the job {job_id} was stopped from outside; {where}")
     # Ray's message repeats the end of the log after a comma.
-    ended = said((details.message or "no reason given").partition(", last available logs")[0])
+    ended = in_one_line((details.message or "no reason given").partition(", last available logs")[0])
     reason = log.error or f"{cause_of_end(ended)}; the log's last line: {log.last_line or '(none)'}"
     nothing_left = log.error is not None and log.error.type == NothingLeftError.__name__
     raise (JobWithNothingLeftError if nothing_left else JobEndedError)(f"{reason}; {where}")
 
 
 def cause_of_end(message: str) -> str:
-    """Of a job that said nothing itself: the likely cause, then what Ray says."""
-    found = re.search(r"exit code (-?\d+)", message)
-    status = int(found[1]) if found else 0
+    """Return the likely cause of the end of a job that printed no error, then Ray's message."""
+    match = re.search(r"exit code (-?\d+)", message)
+    status = int(match[1]) if match else 0
     lost = "Ray lost its process, which was killed or whose node was lost"
     cause = f"its process {how_it_ended(status)}" if status else lost
     return f"{cause}. Ray says: {message}"
 
 
-def said(error: object) -> str:
-    """What it says, in one line of 300 characters at most."""
+def in_one_line(error: object) -> str:
+    """Format an error in one line of 300 characters at most."""
     return shortened(" ".join(str(error).split()), 300)

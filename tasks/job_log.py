@@ -21,7 +21,7 @@ LINE_OF_RAY = "Running entrypoint for job "
 
 class LogSource(Protocol):
     def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
-        """Yields the log in pieces, from its start until the job has ended."""
+        """Yield the log in pieces, from its start until the job has ended."""
 
 
 class JobLog:
@@ -43,7 +43,7 @@ class JobLog:
         self._follower = _Follower(source, job_id, self._pieces)
 
     def deliver(self, *, wait_seconds: float) -> None:
-        """Delivers what has arrived; waits at most `wait_seconds` for the first piece."""
+        """Deliver the lines that have arrived; wait at most `wait_seconds` for the first piece."""
         try:
             self._feed(self._pieces.get(timeout=wait_seconds))
             while True:
@@ -52,9 +52,9 @@ class JobLog:
             return
 
     def finish(self, whole_log: Callable[[], str], *, settled: bool) -> None:
-        """Call it when the job has ended: delivers the rest from the whole log.
+        """Deliver the rest from the whole log, when the job has ended.
 
-        The reader is not waited for: Ray looks for new lines once a second, and for the job's end a second later.
+        The reader is not waited for: Ray polls for new lines once a second, and for the job's end a second later.
         settled: the log has its last line; else it is read until it has stopped growing.
         """
         self._follower.stop()
@@ -85,7 +85,7 @@ class JobLog:
 
 
 def _settled(whole_log: Callable[[], str]) -> str:
-    """The log once it has stopped growing: on a busy node its last lines can arrive after the job has ended."""
+    """Return the log once it has stopped growing: on a busy node its last lines can arrive after the job has ended."""
     log = whole_log()
     while True:
         time.sleep(_SETTLE_SECONDS)
@@ -96,7 +96,7 @@ def _settled(whole_log: Callable[[], str]) -> str:
 
 
 class _Follower(threading.Thread):
-    """Reads the log's web socket. After a lost connection it reads from the start and skips what it has delivered."""
+    """Reads the log's web socket. After a lost connection it reads from the start and skips the delivered part."""
 
     def __init__(self, source: LogSource, job_id: str, pieces: queue.Queue[str]):
         super().__init__(name=f"log of {job_id}", daemon=True)

@@ -1,6 +1,6 @@
-"""What a job is asked to compute, and its id, which is derived from that: the stage's key, the store, and the attempt.
+"""Request of a job: the stage's key, the store, and the attempt, from which its id is derived.
 
-So an orchestrator that comes back finds the job that its predecessor started.
+So a restarted orchestrator finds the job that its predecessor started.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class JobRequest:
 
     @property
     def id_prefix(self) -> str:
-        """Of the jobs that compute this result for this store; one URL may be two buckets at two S3 servers."""
+        """Prefix of the ids of jobs with this result in this store; one URL may be two buckets at two S3 servers."""
         place = f"{self.store} {self.environment.get('AWS_ENDPOINT_URL', '')}"
         return f"{self.stage}-{self.key[:16]}-{hashlib.sha256(place.encode()).hexdigest()[:8]}-a"
 
 
 def id_prefix(job_id: str) -> str:
-    """`JobRequest.id_prefix` of the job's request: all but the number of its attempt."""
+    """Return `JobRequest.id_prefix` of the job's request: all but the number of its attempt."""
     return job_id[: job_id.rindex("-a") + 2]
 
 
 def is_job_id(submission_id: str) -> bool:
-    """Whether a job of the cluster is one of ours: of any stage and store."""
+    """Return whether a job of the cluster is one of ours: of any stage and store."""
     return _JOB_ID.fullmatch(submission_id) is not None

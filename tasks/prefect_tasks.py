@@ -1,6 +1,6 @@
-"""One thin Prefect task per stage: it shows what tasks/stage.py does, and adds nothing to it.
+"""One thin Prefect task per stage: it displays the progress of tasks/stage.py, and adds nothing to it.
 
-Prefect's own result cache stays off. The store is the truth: asking it takes milliseconds, works with a wiped Prefect
+Prefect's own result cache stays off. The store is the truth: a query takes milliseconds, works with a wiped Prefect
 database, and an artifact that was deleted is computed again. So a Retry in the UI runs the flow's body again, and
 every finished stage returns at once.
 """
@@ -34,7 +34,7 @@ _LONGEST_REASON = 1000  # characters, of a stage that failed
 
 
 class StageRunner:
-    """What the tasks of one flow run share. Not a dataclass: Prefect walks into those to look for futures."""
+    """State shared by the tasks of one flow run. Not a dataclass: Prefect searches those for futures."""
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class _PrefectWatcher:
         return self._cancel.is_set()
 
     def done(self) -> None:
-        """A job's last message may be of a step before its last one."""
+        """Set the progress to the last step; a job's last message may be of an earlier one."""
         if self._waiting is not None or self._artifact is not None:
             self._put(100.0, "done")
 
     def ended(self, why: str) -> None:
-        """Without a result: the reason is what a person looks for first, on the page of the run."""
+        """Show the reason of a failure on the page of the run, where a person looks first."""
         if self._waiting is not None:
             self._show()
         self._put(self._percent, shortened(why, _LONGEST_REASON))
@@ -103,20 +103,22 @@ class _PrefectWatcher:
     def _put(self, percent: float, text: str) -> None:
         self._percent, described = percent, f"**{self._node}** {text}"
         if self._artifact is None:
-            made = create_progress_artifact(percent, key=progress_artifact_key(self._node), description=described)
-            assert isinstance(made, UUID), "synchronous, since no event loop runs in a task's thread"
-            self._artifact = made
+            artifact_id = create_progress_artifact(
+                percent, key=progress_artifact_key(self._node), description=described
+            )
+            assert isinstance(artifact_id, UUID), "synchronous, since no event loop runs in a task's thread"
+            self._artifact = artifact_id
         else:
             update_progress_artifact(self._artifact, percent, description=described)
 
 
 def progress_artifact_key(node: str) -> str:
-    """Artifact keys may have lower-case letters, digits and dashes only."""
+    """Return an artifact key, which may have lower-case letters, digits and dashes only."""
     return "progress-" + re.sub(r"[^a-z0-9]+", "-", node.lower())
 
 
 def _compute_node(node_name: str, runner: StageRunner) -> Any:
-    """A task's body; what it returns is the task's state, with a StageResult as its data."""
+    """Run a task's body; return the task's state, with a StageResult as its data."""
     node = runner.nodes[node_name]
     watcher = _PrefectWatcher(node_name, runner.jobs, runner.cancel)
     try:

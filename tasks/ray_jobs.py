@@ -1,4 +1,4 @@
-"""The only code that speaks the Ray Jobs API: submit or attach, follow, stop.
+"""Client of the Ray Jobs API: submit or attach, follow, stop. The only code that uses the API.
 
 A job is a stage's process on the cluster, which outlives the process that submitted it.
 """
@@ -21,7 +21,7 @@ from rlhf_core.actors.placement import runtime_environment
 from rlhf_core.actors.room import NODES, Bundle, alive_nodes, autoscaling, is_starting, require_possible
 from rlhf_core.errors import StackError, StageError
 from rlhf_core.tracking.protocol import Progress
-from tasks.job_end import JobCancelledError, JobEndedError, require_success, said
+from tasks.job_end import JobCancelledError, JobEndedError, in_one_line, require_success
 from tasks.job_log import JobLog
 from tasks.job_request import JobRequest, is_job_id
 
@@ -41,17 +41,17 @@ Result = TypeVar("Result")
 
 class JobWatcher(Protocol):
     def progress(self, progress: Progress) -> None:
-        """The job said how far it is."""
+        """Receive the job's progress."""
 
     def line(self, line: str) -> None:
-        """The job printed a line, without its newline."""
+        """Receive a line of the job's output, without its newline."""
 
     def cancelled(self) -> bool:
-        """True once the job shall be stopped. Asked twice a second or more often."""
+        """Return True once the job must be stopped. Called twice a second or more often."""
 
 
 class _Client(JobSubmissionClient):
-    """Requests of a frozen head would otherwise wait for ever."""
+    """Client with a timeout: requests of a frozen head would otherwise wait for ever."""
 
     def __init__(self, address: str, patience: float = _REQUEST_SECONDS):
         self._timeout = min(patience, _REQUEST_SECONDS)
@@ -63,11 +63,11 @@ class _Client(JobSubmissionClient):
 
 
 def connect(patience: float = 60.0) -> RayJobs:
-    """The cluster that RAY_API_SERVER_ADDRESS (its dashboard, http://…) or RAY_ADDRESS names.
+    """Connect to the cluster in RAY_API_SERVER_ADDRESS (its dashboard, http://…) or RAY_ADDRESS.
 
     patience: see RayJobs.
 
-    Raises StackError if neither is set or nothing answers there.
+    Raises StackError if neither is set or no dashboard responds there.
     """
     address = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
     if not address:
@@ -77,15 +77,20 @@ def connect(patience: float = 60.0) -> RayJobs:
     try:
         return RayJobs(_Client(address, patience), patience=patience)
     except RayError as error:
-        raise StackError(f"the Ray dashboard at {address} refuses us ({said(error)}): see RAY_AUTH_TOKEN") from error
+        raise StackError(
+            f"the Ray dashboard at {address} refuses us ({in_one_line(error)}): see RAY_AUTH_TOKEN"
+        ) from error
     except (OSError, RuntimeError, ValueError) as error:
         raise StackError(
-            f"no Ray dashboard answers at {address} ({said(error)}): run `alignment up`, or correct the address"
+            f"no Ray dashboard answers at {address} ({in_one_line(error)}): run `alignment up`, or correct the address"
         ) from error
 
 
 class RayJobs:
-    """patience: seconds that the dashboard may be unreachable before the cluster counts as lost."""
+    """The jobs of a cluster.
+
+    patience: seconds that the dashboard may be unreachable before the cluster counts as lost.
+    """
 
     def __init__(self, client: JobSubmissionClient, *, patience: float = 60.0):
         self._client = client
@@ -101,13 +106,13 @@ class RayJobs:
     def submit_or_attach(
         self, request: JobRequest, watcher: JobWatcher | None = None, *, stopped: str | None = None
     ) -> tuple[str, bool]:
-        """Id of the job that computes `request`, and whether it was there already.
+        """Return the id of the job that computes `request`, and whether it existed already.
 
-        watcher: sees the progress while the cluster starts, and may cancel.
-        stopped: the id of a job whose stop was asked, which nobody attaches to: if it has not started yet, it ends as
-        soon as it does.
-        Raises StageError if the cluster refuses the job or its nodes could never hold it, JobEndedError if the cluster
-        is lost or none of its nodes comes, JobCancelledError if `watcher` says so.
+        watcher: receives the progress while the cluster starts, and may cancel.
+        stopped: the id of a job that is being stopped, which is never attached to: if it has not started yet, it ends
+        as soon as it does.
+        Raises StageError if the cluster rejects the job or its nodes could never hold it, JobEndedError if the cluster
+        is lost or none of its nodes comes, JobCancelledError if `watcher` cancels.
         """
         self._require_room(request, watcher)
         while True:
@@ -121,16 +126,16 @@ class RayJobs:
             except RuntimeError as error:
                 # Another orchestrator was faster, or our first request had arrived although its answer had not.
                 if "already exists" not in str(error):
-                    raise StageError(f"Ray refused the job {job_id}: {said(error)}") from error
+                    raise StageError(f"Ray refused the job {job_id}: {in_one_line(error)}") from error
                 continue
             return job_id, False
 
     def follow(self, job_id: str, watcher: JobWatcher) -> None:
-        """Returns when the job has succeeded; its lines and its progress go to `watcher` as they come.
+        """Follow the job until it succeeds; its lines and its progress are passed to `watcher` as they come.
 
         A job that a busy cluster has no room for is waited for as long as it takes.
-        Raises JobEndedError if it ends otherwise or is lost, of which JobNotStartedError if Ray gave it up before its
-        start, and JobCancelledError if `watcher` says so; then it still has to be stopped.
+        Raises JobEndedError if it ends otherwise or is lost, its subclass JobNotStartedError if Ray gave it up before
+        its start, and JobCancelledError if `watcher` cancels; then it still has to be stopped.
         """
         log = JobLog(self._client, job_id, watcher.line, watcher.progress)
         waiting_since, waits = time.monotonic(), False
@@ -154,7 +159,7 @@ class RayJobs:
         require_success(job_id, details, log, self.where_is_the_log(job_id))
 
     def stop(self, job_id: str, *, timeout: float = 25.0) -> str:
-        """Stops the job and waits until it has ended; the status it ended with. Harmless when it has ended already.
+        """Stop the job, wait until it has ended, and return its final status. A no-op if it has ended already.
 
         A job that is still PENDING after `timeout` seconds is left to Ray, which stops it as soon as it starts.
         Raises StageError if it lives on, JobEndedError if the cluster is lost.
@@ -177,7 +182,7 @@ class RayJobs:
             time.sleep(_POLL_SECONDS)
 
     def running(self) -> list[str]:
-        """Ids of the jobs of all stages and stores that have not ended."""
+        """Return the ids of the unfinished jobs of all stages and stores."""
         jobs = self._call(self._client.list_jobs)
         return [
             job.submission_id
@@ -215,13 +220,13 @@ class RayJobs:
         return submitted
 
     def _require_room(self, request: JobRequest, watcher: JobWatcher | None) -> None:
-        """Raises StageError if no node of the cluster, were it idle, could hold the job's own process."""
-        asked = {name: amount for name, amount in (("CPU", request.cpus), ("memory", request.memory)) if amount}
-        if asked and not autoscaling():
-            require_possible([asked], self._nodes(watcher))
+        """Raise StageError if no node of the cluster, even idle, could hold the job's own process."""
+        amounts = {name: amount for name, amount in (("CPU", request.cpus), ("memory", request.memory)) if amount}
+        if amounts and not autoscaling():
+            require_possible([amounts], self._nodes(watcher))
 
     def _nodes(self, watcher: JobWatcher | None) -> list[Bundle]:
-        """The resources of each. A cluster that is starting is waited for, as long as one that does not answer."""
+        """Return the resources of each node. Waits for a starting cluster as long as for an unreachable one."""
         began, waits = time.monotonic(), False
         while is_starting(nodes := self._call(self._alive_nodes)):
             if time.monotonic() - began > self._patience:
@@ -251,8 +256,11 @@ class RayJobs:
             raise RuntimeError(f"storing its variables: status code {answer.status_code}")
 
     def _discard_variables(self, package: str) -> None:
-        """Of a job that will not take them itself. Asking for a package gives it to Ray, which deletes it in minutes if
-        no job uses it; the API has no request that deletes one."""
+        """Discard the variables of a job that will not take them itself.
+
+        Requesting a package hands it to Ray, which deletes it in minutes if no job uses it; the API has no request that
+        deletes one.
+        """
         self._client._do_request("GET", f"{_PACKAGES}/{package}")
 
     def _details(self, job_id: str) -> JobDetails:
@@ -260,14 +268,14 @@ class RayJobs:
             return self._call(lambda: self._client.get_job_info(job_id))
         except RuntimeError as error:
             if "status code 404" not in str(error):
-                raise StageError(f"Ray does not say how the job {job_id} is: {said(error)}") from error
+                raise StageError(f"Ray does not say how the job {job_id} is: {in_one_line(error)}") from error
             raise JobEndedError(
                 f"the Ray cluster at {self.address} no longer knows the job {job_id}: its head was restarted; "
                 "run again, finished stages are reused"
             ) from error
 
     def _call(self, function: Callable[[], Result]) -> Result:
-        """A request, repeated over connection blips. Raises JobEndedError when they last longer than the patience."""
+        """Retry a request over connection blips. Raises JobEndedError if they last longer than the patience."""
         try:
             return Retrying(
                 retry=retry_if_exception(_is_blip),
@@ -279,17 +287,17 @@ class RayJobs:
             cause = error.last_attempt.exception()
             raise JobEndedError(
                 f"lost the Ray cluster: nothing answers at {self.address} since {self._patience:.0f} s "
-                f"({said(cause)}); run again once it is back, finished stages are reused"
+                f"({in_one_line(cause)}); run again once it is back, finished stages are reused"
             ) from cause
 
 
 def _poll_seconds(followed: float) -> float:
-    """Between two questions for a job's status, after `followed` seconds: a tenth of these, within bounds."""
+    """Return the interval between polls of a job's status: a tenth of the time `followed`, within bounds."""
     return min(_POLL_SECONDS, max(_FIRST_POLL_SECONDS, followed / 10))
 
 
 def _is_blip(error: BaseException) -> bool:
-    """Connection errors, and the 5xx answers of a dashboard whose head is not there (the client has no type for it)."""
+    """Return whether to retry: connection errors, and 5xx responses without a type, of a dashboard without its head."""
     return isinstance(error, OSError) or (
         isinstance(error, RuntimeError) and "status code 5" in str(error) and "already exists" not in str(error)
     )

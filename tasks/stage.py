@@ -1,4 +1,4 @@
-"""The one body of every stage: key → reuse? → spec → Ray job → artifact. No Prefect in here."""
+"""The body of every stage, independent of Prefect: key → reuse? → spec → Ray job → artifact."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class StageResult:
 
 class StageWatcher(JobWatcher, Protocol):
     def submitted(self, job_id: str, attached: bool) -> None:
-        """The stage is computed by the Ray job `job_id`, which was running already if `attached`."""
+        """Receive the id of the stage's Ray job, which was running already if `attached`."""
 
 
 def run_stage(
     node: Node, settings: RunSettings, repository: ArtifactRepository, jobs: RayJobs, watcher: StageWatcher
 ) -> StageResult:
-    """The artifact of `node`: from the store if it is there, else computed by a job, followed to its end.
+    """Return the artifact of `node`: from the store if it is there, else computed by a job, followed to its end.
 
     A cancellation or Ctrl-C stops the job, unless another run follows it, waits until it has stopped, and is raised
-    again. Whatever else ends this, such as a log line to a terminal that is gone, leaves the job running: the next
+    again. Any other exception, such as that of a log line to a closed terminal, leaves the job running: the next
     attempt attaches to it.
-    Raises StageError with the job's last error and where its log is.
+    Raises StageError with the job's last error and the location of its log.
     """
     began = time.monotonic()
     manifest = repository.manifest(node.ref)
@@ -64,14 +64,14 @@ def run_stage(
 
 
 def _memory(node: Node, repository: ArtifactRepository) -> int:
-    """Bytes of host memory that the job's own process reserves."""
+    """Return the bytes of host memory that the job's own process reserves."""
     inputs = [repository.manifest(ref) for ref in node.input_refs.values()] if node.config.input_copies else []
     size = sum(file.size for manifest in inputs if manifest is not None for file in manifest.files)
     return int(node.config.input_copies * size)
 
 
 def stop_jobs_of(run_id: str, store: Store, jobs: RayJobs) -> list[str]:
-    """Stops the jobs that the run follows and no other run does, for a run whose process could not; their ids.
+    """Stop the jobs that only this run follows, for a run whose process could not; return their ids.
 
     Raises StageError if a job lives on, JobEndedError if the cluster is lost, StoreError.
     """
