@@ -1,8 +1,8 @@
 """Collect wheels for a GPU machine without a network: `make kit PYTHON=3.12 WITHOUT=torch,transformers`.
 
-The packages of requirements/gpu-checks.txt and all that they require, in the versions of gpu.lock, without those that
-the machine has (`--without`) and what these require. There, `KIT=FOLDER make gpu-checks` installs them into the
-folder's `site`, and nothing else.
+The packages of requirements/gpu-checks.txt and their requirements, in the versions of gpu.lock, without those
+installed on the machine (`--without`) and their requirements. There, `KIT=FOLDER make gpu-checks` installs them into
+the folder's `site`, and nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "m
 
 
 class KitError(Exception):
-    """The message is one sentence that says what to do."""
+    """Error with its remedy, in one sentence."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,14 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def pins(file: Path) -> dict[str, Requirement]:
-    """The requirements of a file by canonical name."""
+    """Return the requirements of a file by canonical name."""
     lines = (line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
     parsed = [Requirement(line) for line in lines if line]
     return {canonicalize_name(requirement.name): requirement for requirement in parsed}
 
 
 def collected(present: Iterable[str], python: str, folder: Path) -> list[Path]:
-    """Wheels in `folder` of all that is wanted, and required by it, and not there already."""
+    """Collect wheels in `folder` of all wanted packages and their requirements that are not present."""
     lock, wanted = pins(LOCK), pins(WANTED)
     there = _closure_of_installed(present, python, {*wanted} - {*present})
     wheels: dict[str, Path] = {}
@@ -86,23 +86,23 @@ def collected(present: Iterable[str], python: str, folder: Path) -> list[Path]:
 
 
 def _closure_of_installed(names: Iterable[str], python: str, missing: set[str]) -> set[str]:
-    """`names` and what they require, as far as they are installed here; not `missing`, and not what that requires."""
-    found: set[str] = set()
+    """Return `names` and their requirements, as far as they are installed here, without the branches of `missing`."""
+    closure: set[str] = set()
     pending = list(names)
     while pending:
         name = pending.pop()
-        if name in found or name in missing:
+        if name in closure or name in missing:
             continue
-        found.add(name)
+        closure.add(name)
         try:
             pending += _names(requires(name) or [], python)
         except PackageNotFoundError:
             continue
-    return found
+    return closure
 
 
 def _names(requirements: Iterable[str], python: str) -> Iterator[str]:
-    """Canonical names of the requirements that apply on Linux with this Python, without extras."""
+    """Yield canonical names of the requirements that apply on Linux with this Python, without extras."""
     environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
     for requirement in map(Requirement, requirements):
         if requirement.marker is None or requirement.marker.evaluate(environment):
@@ -116,7 +116,7 @@ def _wheel_requires(wheel: Path) -> list[str]:
 
 
 def _wheel(requirement: str, python: str, folder: Path) -> Path:
-    """Its wheel for the other machine, downloaded, or built here where its project offers none and it is pure Python.
+    """Return the wheel for the other machine, downloaded, or built here if its project has none and it is pure Python.
 
     Raises KitError if there is neither.
     """
@@ -147,10 +147,9 @@ def _pip(command: str, *arguments: str, folder: Path) -> subprocess.CompletedPro
 
 
 def write_parts(wheels: Iterable[Path], folder: Path) -> list[Path]:
-    """Move the wheels to `folder`/part-1, part-2, …, each of PART_BYTES at most; the largest first into the first part
-    with room.
+    """Move the wheels to `folder`/part-1, part-2, …, each of PART_BYTES at most.
 
-    Raises KitError for a wheel that is larger than a part.
+    The largest wheel goes first into the first part with room. Raises KitError for a wheel that is larger than a part.
     """
     parts: list[list[Path]] = []
     sizes: list[int] = []

@@ -25,7 +25,7 @@ UNWANTED_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
 
 
 class SetupError(Exception):
-    """The message is one sentence that says what to do."""
+    """Error with its remedy, in one sentence."""
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def check_python(version: "tuple[int, ...]") -> None:
 
 
 def choose_device(requested: str) -> str:
-    """`requested`, the value of ALIGNMENT_DEVICE, if it is set; else "gpu" if `nvidia-smi` lists one, else "cpu"."""
+    """Return `requested`, the value of ALIGNMENT_DEVICE; if unset, "gpu" if `nvidia-smi` lists one, else "cpu"."""
     if requested:
         if requested not in DISK:
             raise SetupError("ALIGNMENT_DEVICE is %r: set it to cpu or gpu, or unset it." % requested)
@@ -87,7 +87,7 @@ def check_cpu(cpuinfo: str) -> None:
 
 
 def check_compiler(compiler: str) -> None:
-    """DeepSpeed compiles an operator at its first start, so the compiler must work, not only exist."""
+    """Check that the compiler works, not only exists: DeepSpeed compiles an operator at its first start."""
     if shutil.which(compiler) is None:
         raise SetupError(
             "there is no C++ compiler (%s): install one, for example with `apt-get install g++`." % compiler
@@ -122,7 +122,7 @@ def check_disk(folder: Path, needed: int) -> None:
 
 
 def fingerprint(device: str) -> str:
-    """Changes with everything that defines the environment."""
+    """Return a value that changes with everything that defines the environment."""
     digest = hashlib.sha256(("%s %s %s" % (device, sys.version, VENV)).encode())
     for file in (Path(__file__), LOCKS[device], ROOT / "pyproject.toml"):
         digest.update(file.read_bytes())
@@ -150,7 +150,7 @@ def install(device: str) -> None:
 
 
 def pip(*arguments: str) -> None:
-    """Raises SetupError that says what to do about pip's error."""
+    """Run pip. Raises SetupError with the remedy for pip's error."""
     command = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", *arguments]
     log = VENV / "setup.log"
     lines = []
@@ -177,7 +177,7 @@ def show_progress(line: str, collected: int) -> None:
 
 
 def explain(output: str) -> str:
-    """One sentence about a failure of pip, from its output."""
+    """Return one sentence about a failure of pip, from its output."""
     errors = [line[len("ERROR:") :].strip() for line in output.splitlines() if line.startswith("ERROR:")]
     text = " ".join(errors)
     if "torch==" in text and "+cpu" in text:

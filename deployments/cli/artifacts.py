@@ -38,7 +38,7 @@ def _repository() -> ArtifactRepository:
 
 @app.command()
 def artifacts(stage: Annotated[str | None, typer.Option(help="only artifacts of this stage")] = None) -> None:
-    """Lists the artifacts of the store, the newest first."""
+    """List the artifacts of the store, newest first."""
     table = Table()
     for column in ("artifact", "node", "kind", "made", "size", "metrics"):
         table.add_column(
@@ -46,14 +46,14 @@ def artifacts(stage: Annotated[str | None, typer.Option(help="only artifacts of 
         )
     manifests = [m for m in _repository().list_artifacts() if stage is None or m.stage == stage]
     for m in sorted(manifests, key=lambda manifest: manifest.finished_at, reverse=True):
-        made = f"{m.finished_at:%Y-%m-%d %H:%M}"
-        table.add_row(str(m.ref), m.name, m.kind, made, _size(m), main_metrics(m.metrics))
+        finished_at = f"{m.finished_at:%Y-%m-%d %H:%M}"
+        table.add_row(str(m.ref), m.name, m.kind, finished_at, _size(m), main_metrics(m.metrics))
     console.print(table)
 
 
 @app.command()
 def show(artifact: Annotated[str, ARTIFACT]) -> None:
-    """Prints an artifact's manifest: files, parents, settings, libraries, metrics."""
+    """Print an artifact's manifest: files, parents, settings, libraries, metrics."""
     console.print_json(_repository().find(artifact).model_dump_json())
 
 
@@ -67,7 +67,7 @@ def pull(
         bool, typer.Option("--tracking", help="with the metrics and trackers' files of a model")
     ] = False,
 ) -> None:
-    """Copies an artifact's files into a folder and verifies their hashes. Of a model that is the model alone."""
+    """Copy an artifact's files into a folder and verify their hashes. For a model, only the model's own files."""
     repository = _repository()
     manifest = repository.find(artifact)
     ref = manifest.ref
@@ -78,12 +78,12 @@ def pull(
     parent = target.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder("pull", parent) as scratch:
-        made = scratch / "made"
-        made.mkdir()
+        partial_folder = scratch / "made"
+        partial_folder.mkdir()
         left_out = not tracking and manifest.kind in MODELS
         files = [file for file in manifest.files if not (left_out and is_of_tracking(file.path))]
-        repository.get_folder({file.path: file.sha256 for file in files}, made)
-        made.rename(target)
+        repository.get_folder({file.path: file.sha256 for file in files}, partial_folder)
+        partial_folder.rename(target)
     console.print(f"{ref} → {target}", soft_wrap=True, highlight=False)
 
 
@@ -93,7 +93,7 @@ def alias(
     artifact: Annotated[str, ARTIFACT],
     reason: Annotated[str, typer.Option(help="kept with the alias")] = "",
 ) -> None:
-    """Points an alias at an artifact, for recipes to start from: `{stage: artifact, ref: support-bot/champion}`."""
+    """Point an alias at an artifact, for recipes to start from: `{stage: artifact, ref: support-bot/champion}`."""
     repository = _repository()
     model, slash, short = name.partition("/")
     if not slash:
@@ -105,13 +105,13 @@ def alias(
 
 @app.command()
 def report(run: Annotated[str, typer.Argument(help="id of a run of a recipe, as the Prefect UI shows it")]) -> None:
-    """Copies the report of a run to outputs/RUN/report.html, and prints that path."""
+    """Copy the report of a run to outputs/RUN/report.html, and print that path."""
     console.print(copy_report(open_store(store_url()), run), soft_wrap=True, highlight=False)
 
 
 @app.command()
 def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
-    """Draws the ancestors of an artifact, back to the first datasets, models and files."""
+    """Draw the ancestors of an artifact, back to the first datasets, models and files."""
     repository = _repository()
     root = repository.find(artifact)
     nodes = find_lineage(repository, root.ref).nodes
@@ -138,9 +138,9 @@ def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
 def _described(manifest: Manifest, role: str) -> Text:
     seconds = duration((manifest.finished_at - manifest.started_at).total_seconds())
     seed = "" if manifest.seed is None else f", seed {manifest.seed}"
-    made = f" {manifest.kind}{seed}, code {manifest.code_revision[:12]}, {seconds} on {manifest.device}"
+    provenance = f" {manifest.kind}{seed}, code {manifest.code_revision[:12]}, {seconds} on {manifest.device}"
     prefix = f"{role}: " if role else ""
-    return Text.assemble((prefix, "dim"), (manifest.name, "bold"), f" {manifest.ref}", (made, "dim"))
+    return Text.assemble((prefix, "dim"), (manifest.name, "bold"), f" {manifest.ref}", (provenance, "dim"))
 
 
 def _size(manifest: Manifest) -> str:

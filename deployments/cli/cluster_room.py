@@ -1,4 +1,4 @@
-"""What a run reserves, against what the Ray cluster has that its jobs are submitted to."""
+"""Comparison of a run's reservations with the resources of the Ray cluster of its jobs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def reservations(nodes: Iterable[Node]) -> dict[str, Reservation]:
 
 
 def room_notes(reserved: Mapping[str, Reservation]) -> list[str]:
-    """Where what each stage reserves differs from what there is. None where no cluster is configured.
+    """Return notes on reservations that differ from the free resources; empty without a configured cluster.
 
-    Raises StageError, as the job would, for what the cluster's nodes could not give if they were idle.
+    Raises StageError, as the job would, for a reservation that no idle node of the cluster could satisfy.
     """
     address = os.environ.get("RAY_API_SERVER_ADDRESS") or ""
     if not address.startswith("http"):
@@ -48,7 +48,7 @@ def _nodes(address: str) -> list[Bundle]:
 
 
 def _problems(reserved: Mapping[str, Reservation], nodes: list[Bundle]) -> list[str]:
-    """One sentence for the stages with the same."""
+    """Return one sentence for all stages with the same problem."""
     stages: dict[str, list[str]] = {}
     for name, reservation in reserved.items():
         try:

@@ -1,4 +1,4 @@
-"""What a command says of failures that are not its own: of standard streams, disks and files."""
+"""Messages for failures outside the commands: standard streams, disks and files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STREAMS = {"stdin": ("input", "</dev/null"), "stdout": ("output", ">/dev/null")
 
 
 class _StandardOutput(io.FileIO):
-    """Names itself in its errors, as every other file does."""
+    """Standard output that names itself in its errors, as other files do."""
 
     def write(self, data: Any) -> int:
         try:
@@ -34,7 +34,7 @@ class _StandardOutput(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """Raises StackError for a closed standard stream: the next file that is opened would take its place."""
+    """Raise StackError for a closed standard stream: the next file that is opened would take its place."""
     for name, (what, instead) in _STREAMS.items():
         if getattr(sys, name) is None:
             raise StackError(f"standard {what} is closed: give the command one, such as {instead}")
@@ -47,7 +47,7 @@ def prepare_streams() -> None:
 
 
 def require_unicode(arguments: Sequence[str]) -> None:
-    """Raises RecipeError for an argument that no recipe, store or server can hold."""
+    """Raise RecipeError for an argument that no recipe, store or server can hold."""
     for argument in arguments:
         if not is_unicode(argument):
             shown = one_line(argument)
@@ -55,8 +55,10 @@ def require_unicode(arguments: Sequence[str]) -> None:
 
 
 def explanation(error: Exception) -> str | None:
-    """An error of the machine, or of a library about it, in one sentence; None: it is a defect. Empty: a reader that
-    has had enough closed the pipe."""
+    """Return one sentence for an error of the machine, or of a library about it; None: a defect.
+
+    Empty string: broken pipe.
+    """
     if isinstance(error, AlignmentError):
         return str(error)
     if isinstance(error, OSError) and error.filename == _OUTPUT:
@@ -68,8 +70,8 @@ def explanation(error: Exception) -> str | None:
         return f"{place} may not grow as it has to (`ulimit -f` says how far): raise the limit"
     if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # which `tempfile` tried to write
         return f"{error.strerror}: free space there, or set TMPDIR to a folder that can be written"
-    if isinstance(error, OSError) and error.filename is None and (said := _certificates(error)):
-        return said
+    if isinstance(error, OSError) and error.filename is None and (certificate_problem := _certificates(error)):
+        return certificate_problem
     if (full := explained(error)) is not error:
         return str(full)
     if isinstance(error, OSError) and error.filename is not None:
@@ -78,19 +80,21 @@ def explanation(error: Exception) -> str | None:
 
 
 def _certificates(error: OSError) -> str | None:
-    """Of a file of certificates that cannot be loaded: the error of `ssl` does not say which it is."""
+    """Name the certificate file that cannot be loaded: the error of `ssl` does not."""
     files = {name: os.environ[name] for name in _CERTIFICATES if os.environ.get(name)}
     for name, file in files.items():
         try:
             ssl.create_default_context(cafile=file)
-        except OSError as own:
-            if own.errno == error.errno:
-                return f"{name} is {file}, which is no file of certificates ({own.strerror}): correct or unset it"
+        except OSError as load_error:
+            if load_error.errno == error.errno:
+                return (
+                    f"{name} is {file}, which is no file of certificates ({load_error.strerror}): correct or unset it"
+                )
     return None
 
 
 def _drop_output() -> None:
-    """What is still to be written would fail again when Python ends."""
+    """Drop buffered output, whose writing would fail again when Python ends."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
     os.close(null)

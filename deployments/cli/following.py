@@ -1,7 +1,7 @@
-"""Runs a deployment and shows its state in Prefect in the terminal.
+"""Run of a deployment, with its state in Prefect shown in the terminal.
 
 The flow runs as a deployment and not in this process. So the run is the same as one started in the UI: it can be
-retried there, it survives a closed terminal, and `alignment run` shows only what Prefect knows. The cost is the start
+retried there, it survives a closed terminal, and `alignment run` shows only Prefect's state. The cost is the start
 of a worker, a few seconds.
 """
 
@@ -56,7 +56,7 @@ class Ended:
 
 
 def follow(deployment: str, parameters: Mapping[str, Any], nodes: Sequence[str], console: Console) -> Ended:
-    """Starts a run of the deployment and follows it to its end. Ctrl-C cancels it and stops its jobs; a second exits.
+    """Start a run of the deployment and follow it to its end. Ctrl-C cancels it and stops its jobs; a second exits.
 
     Raises StackError if there is no Prefect server, it has no such deployment, or the connection to it is lost, and
     if jobs could not be stopped.
@@ -83,7 +83,7 @@ def follow(deployment: str, parameters: Mapping[str, Any], nodes: Sequence[str],
 
 
 def _reason(state: State) -> str:
-    """The message of the error that the flow raised, without the prefix that Prefect adds."""
+    """Return the message of the error that the flow raised, without the prefix that Prefect adds."""
     # A run that no worker has taken yet is cancelled by the server, which keeps no message.
     message = state.message or ("before a worker took the run" if state.is_cancelled() else "no reason given")
     raised = re.fullmatch(r"Flow run encountered an exception: \w+: (.*)", message, re.DOTALL)
@@ -107,7 +107,7 @@ class _FollowedRun:
         self._asked_at = time.monotonic()
 
     def follow(self) -> State:
-        """Shows the run until its state is final, which it returns."""
+        """Show the run until its state is final; return that state."""
         failing_since: float | None = None  # not since the last answer: this process may have been suspended
         crashed_since: float | None = None
         while True:
@@ -135,7 +135,7 @@ class _FollowedRun:
             time.sleep(_POLL_SECONDS)
 
     def cancel(self) -> State:
-        """Cancels the run and returns its state. Stops its jobs itself if no process of the run does."""
+        """Cancel the run and return its state. Stops its jobs itself if no process of the run does."""
         try:
             self._client.set_flow_run_state(self._run_id, Cancelling(message=_CTRL_C))
             limit = time.monotonic() + _CANCEL_SECONDS
@@ -193,12 +193,12 @@ class _FollowedRun:
 
 
 def _may_be_alive(state: State) -> bool:
-    """Whether the server only concludes from silence that the run has ended."""
+    """Return whether the server infers the end of the run from silence alone."""
     return state.is_crashed() and (state.message or "").startswith(SILENT)
 
 
 def _is_unavailable(error: httpx.HTTPError) -> bool:
-    """No answer, or that of a server that is overloaded or restarts."""
+    """Return whether there is no response, or that of an overloaded or restarting server."""
     return not isinstance(error, httpx.HTTPStatusError) or error.response.status_code >= 500
 
 

@@ -66,7 +66,7 @@ def init(
 
 
 def known_method(name: str) -> Method:
-    """Raises RecipeError if there is no such starter."""
+    """Return the starter. Raises RecipeError if there is none of this name."""
     if name in set(Method):
         return Method(name)
     hint = method_hint(name)
@@ -75,40 +75,40 @@ def known_method(name: str) -> Method:
 
 
 def recipe_values(model: str, folder: Path) -> dict[str, str]:
-    """What the recipe in `folder` has in the place of each mark of a starter. Raises RecipeError."""
+    """Return the value of each placeholder of a starter for the recipe in `folder`. Raises RecipeError."""
     source = model_source(model, folder)
     length = min(_LONGEST, context_length(model) or _LONGEST)
     return {_MODEL: source, _LENGTH: str(length), _ANSWER: str(min(_LONGEST_ANSWER, length // 4))}
 
 
 def _write(starter: Path, folder: Path, values: dict[str, str]) -> None:
-    """All of it, or nothing: what is half written would be in the way of the next try."""
+    """Write all files, or none: partial output would block the next attempt."""
     parent = folder.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     recipe = (starter / RECIPE_FILE).read_text(encoding="utf-8")
     files = [path for path in starter.iterdir() if path.name != RECIPE_FILE]
-    own = {path.name for path in files}
-    files += [path for path in SHARED.iterdir() if path.name in recipe and path.name not in own]
-    with scratch_folder("init", parent) as made, writing_to(folder):
-        (made / RECIPE_FILE).write_text(filled(recipe, values), encoding="utf-8")
+    own_names = {path.name for path in files}
+    files += [path for path in SHARED.iterdir() if path.name in recipe and path.name not in own_names]
+    with scratch_folder("init", parent) as partial_folder, writing_to(folder):
+        (partial_folder / RECIPE_FILE).write_text(filled(recipe, values), encoding="utf-8")
         for path in files:
-            shutil.copyfile(path, made / path.name)
+            shutil.copyfile(path, partial_folder / path.name)
         folder.mkdir(exist_ok=True)
-        for path in made.iterdir():
+        for path in partial_folder.iterdir():
             path.rename(folder / path.name)
 
 
 def filled(starter: str, values: dict[str, str]) -> str:
-    """The text of a starter with values in the places of its marks."""
+    """Fill the placeholders of a starter."""
     for mark, value in values.items():
         starter = starter.replace(f"{mark}  ", f"{value:<{len(mark)}}  ").replace(mark, value)  # comments stay in line
     return starter
 
 
 def model_source(model: str, folder: Path) -> str:
-    """`base.source` in the YAML of a recipe in `folder`: relative to it where the model is below or beside it.
+    """Return `base.source` in the YAML of a recipe in `folder`: relative to it where the model is below or beside it.
 
-    Raises RecipeError if `model` is no folder and no name of the hub.
+    Raises RecipeError if `model` is neither a folder nor a name on the hub.
     """
     if not model.strip():
         raise RecipeError("--model is empty: give a model's folder, or `owner/name` on the hub")
@@ -126,7 +126,8 @@ def model_source(model: str, folder: Path) -> str:
 
 
 def context_length(model: str) -> int | None:
-    """Of the model in a folder, in tokens; none where its config.json does not say it, and for one of the hub.
+    """Return the context of the model in a folder, in tokens; none if its config.json has none, or for a model of the
+    hub.
 
     Raises RecipeError.
     """

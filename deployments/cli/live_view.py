@@ -48,7 +48,7 @@ class View(Protocol):
 
 @contextmanager
 def view(console: Console) -> Iterator[View]:
-    """On a terminal, a table that is redrawn in place; elsewhere plain lines, each printed once."""
+    """Show a table that is redrawn in place on a terminal; elsewhere plain lines, each printed once."""
     if not console.is_terminal:
         yield _Lines(console)
         return

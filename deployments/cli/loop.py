@@ -1,4 +1,4 @@
-"""`alignment loop`, `rounds` and `schedule`: rounds of a loop, run now or on a schedule, and how they ended."""
+"""`alignment loop`, `rounds` and `schedule`: rounds of a loop, run now or on a schedule, and their results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def loop(
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     rounds: Annotated[int, typer.Option(min=1, help="how many, one after the other")] = 1,
 ) -> None:
-    """Runs rounds of a loop and follows them. A round that has not ended is finished first. Ctrl-C stops its jobs."""
+    """Run rounds of a loop and follow them. A round that has not ended is finished first. Ctrl-C stops its jobs."""
     settings = overrides or []
     prepared = prepare(recipe, settings)
     prepared.require_loop()
@@ -40,8 +40,8 @@ def loop(
 
     parameters = {"recipe": absolute(recipe), "overrides": settings, "rounds": rounds}
     ended = follow("iterative-dpo/rounds", parameters, [node.name for node in planned], console)
-    known = Rounds(prepared.store, prepared.loaded.recipe.name)
-    console.print(_table(known, ended.run_id))
+    finished_rounds = Rounds(prepared.store, prepared.loaded.recipe.name)
+    console.print(_table(finished_rounds, ended.run_id))
     if not ended.succeeded or ended.state == "Skipped":
         raise StageError(f"{ended.message} (run {ended.url})")
 
@@ -54,25 +54,25 @@ def rounds(
         str | None, typer.Option(help="end the round that has not ended, for this reason; its prompts count as used")
     ] = None,
 ) -> None:
-    """Lists the rounds of a loop: what became of each candidate, and why."""
+    """List the rounds of a loop, with the verdict on each candidate, and the reason."""
     loaded = load_recipe(recipe, overrides or [])
     require_loop(loaded.recipe)
     store, name = open_store(store_url()), loaded.recipe.name
-    known = Rounds(store, name)
+    stored_rounds = Rounds(store, name)
     if skip is not None:
-        console.print(f"round {known.skip(skip).number} is skipped")
-    console.print(_table(known))
-    copied = copy_page(store, known.page_path, Path(name) / "rounds.html")
+        console.print(f"round {stored_rounds.skip(skip).number} is skipped")
+    console.print(_table(stored_rounds))
+    copied = copy_page(store, stored_rounds.page_path, Path(name) / "rounds.html")
     if copied is not None:
         console.print(copied, soft_wrap=True, highlight=False)
 
 
-def _table(known: Rounds, run_id: str | None = None) -> Table:
-    """Of all rounds, or of those that the run has finished."""
+def _table(stored_rounds: Rounds, run_id: str | None = None) -> Table:
+    """Return the table of all rounds, or of those that the run has finished."""
     table = Table()
     for column in ("round", "verdict", "why", "candidate", "ended"):
         table.add_column(column, overflow="fold", no_wrap=column != "why")
-    for end in known.ends():
+    for end in stored_rounds.ends():
         if run_id in (None, end.run_id):
             candidate = "" if end.candidate is None else str(end.candidate)
             ended = f"{end.ended_at:%Y-%m-%d %H:%M}"
@@ -89,7 +89,7 @@ def schedule(
     timezone: Annotated[str, typer.Option(help="of the cron expression, such as Europe/Berlin")] = "UTC",
     off: Annotated[bool, typer.Option("--off", help="remove the loop's schedule; a running round is finished")] = False,
 ) -> None:
-    """Runs one round of a loop at a time, on a schedule; a second call for the same loop replaces it."""
+    """Run one round of a loop at a time, on a schedule; a second call for the same loop replaces it."""
     import_prefect()
     from deployments.cli.scheduling import Schedule, remove_schedule, require_a_loop, schedules, set_schedule
 
@@ -107,6 +107,6 @@ def schedule(
     table = Table()
     for column in ("loop", "when", "active", "recipe", "settings"):
         table.add_column(column, overflow="fold")
-    for found in schedules():
-        table.add_row(*found)
+    for scheduled in schedules():
+        table.add_row(*scheduled)
     console.print(table)

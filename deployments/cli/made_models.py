@@ -1,4 +1,4 @@
-"""Which artifacts of a run are its models, and the commands that use them."""
+"""The models among a run's artifacts, and the commands that use them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ MODELS = frozenset({Kind.BASE_MODEL, Kind.POLICY, Kind.ADAPTER, Kind.REWARD_MODE
 
 
 def final_models(graph: Mapping[str, Node]) -> list[Node]:
-    """Those that the recipe made, and of which it made no other one; a reward model is made beside a policy."""
-    made: list[Node] = []
+    """Return the recipe's models from which it made no other one; a reward model counts apart from policies."""
+    models: list[Node] = []
     before: dict[str, set[str]] = {}  # of each node all that it depends on
     for node in graph.values():
         before[node.name] = set(node.inputs.values()).union(*(before[name] for name in node.inputs.values()))
         if node.stage.entry and node.inputs and node.stage.writes <= MODELS:  # what has no inputs was there before
             used = before[node.name]
-            made = [other for other in made if other.name not in used or (_rewards(node) and not _rewards(other))]
-            made.append(node)
-    return made
+            models = [other for other in models if other.name not in used or (_rewards(node) and not _rewards(other))]
+            models.append(node)
+    return models
 
 
 def model_lines(graph: Mapping[str, Node]) -> Iterator[tuple[str, str]]:
-    """The artifact of each model, and the commands for the last one, which is a policy where there is one."""
+    """Yield the artifact of each model, and the commands for the last one, which is a policy if there is one."""
     models = final_models(graph)
     for node in models:
         yield "model", f"{node.ref} ({node.name})"

@@ -39,10 +39,10 @@ class _Commands(TyperGroup):
             finally:
                 sys.stdout.flush()  # where that fails, it is said here
         except Exception as error:
-            said = explanation(error)
-            if said is None:
+            message = explanation(error)
+            if message is None:
                 raise
-            _say(said)
+            _say(message)
             sys.exit(1)
 
     def invoke(self, ctx: Any) -> Any:
@@ -62,19 +62,19 @@ class _Commands(TyperGroup):
 
 
 def _usage(error: TyperException, ctx: Any) -> str:
-    """What is wrong with the command line, which typer tells in its own words alone."""
-    said = str(error.format_message()) if hasattr(error, "format_message") else str(error)
+    """Describe an error of the command line in our words, in place of typer's."""
+    message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
     place = getattr(error, "ctx", None) or ctx
-    known, more = sorted(ctx.command.commands), ""
-    if found := re.search(r"No such command '([^']*)'", said):
-        what = f"there is no command `{found[1]}`{did_you_mean(found[1], known)}; there are {', '.join(known)}"
-    elif found := re.search(r"No such option:? '?(-[\w-]*)", said):
-        what = f"there is no option `{found[1]}`; a setting is given as key=value, such as seed=1"
-    elif found := re.search(r"Missing (?:argument|option|parameter) '?\[?(-?[\w-]+)", said):
-        what = f"{found[1] if found[1].startswith('-') else found[1].upper()} is missing"
+    commands, more = sorted(ctx.command.commands), ""
+    if match := re.search(r"No such command '([^']*)'", message):
+        what = f"there is no command `{match[1]}`{did_you_mean(match[1], commands)}; there are {', '.join(commands)}"
+    elif match := re.search(r"No such option:? '?(-[\w-]*)", message):
+        what = f"there is no option `{match[1]}`; a setting is given as key=value, such as seed=1"
+    elif match := re.search(r"Missing (?:argument|option|parameter) '?\[?(-?[\w-]+)", message):
+        what = f"{match[1] if match[1].startswith('-') else match[1].upper()} is missing"
         more = f"\n{recipe_list()}" if what == "RECIPE is missing" else ""
     else:
-        what = f"the command line cannot be used ({said})"
+        what = f"the command line cannot be used ({message})"
     return f"{what}; `{place.command_path} --help` describes what may be given{more}"
 
 

@@ -1,4 +1,4 @@
-"""`alignment merge`: an adapter that was made elsewhere becomes a model."""
+"""`alignment merge`: makes a model of an adapter from elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def merge(
     base: Annotated[str | None, BASE] = None,
     out: Annotated[Path | None, OUT] = None,
 ) -> None:
-    """Writes the model that an adapter makes of its base, with full weights, exactly as a stage `merge` does.
+    """Write the model that an adapter makes of its base, with full weights, exactly as a stage `merge` does.
 
     For example: alignment merge ./my-lora --base ./Llama-3.2-1B -o ./my-model
     """

@@ -1,4 +1,4 @@
-"""The configured Prefect server, and our words for one that is not there or lacks a deployment."""
+"""The configured Prefect server, and messages for a missing server or deployment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlhf_core.system.notes import said_after
 
 
 def prefect_api() -> str:
-    """The address of its API. Raises StackError if none is configured."""
+    """Return the address of its API. Raises StackError if none is configured."""
     api = get_current_settings().api.url
     if not api:
         raise StackError("no Prefect server is configured: run `alignment up`, or set PREFECT_API_URL")
@@ -30,7 +30,7 @@ _SILENT_SECONDS = 5.0  # Prefect's client tries again for a minute, without a wo
 
 @contextmanager
 def asking_for(deployment: str, api: str) -> Iterator[None]:
-    """Raises StackError where the server at `api` does not answer as Prefect does, or has no such deployment."""
+    """Raise StackError if the server at `api` does not respond as Prefect does, or has no such deployment."""
     try:
         with answers_of(api), said_after(_SILENT_SECONDS, f"waiting for the Prefect server at {api}"):
             yield
@@ -40,7 +40,7 @@ def asking_for(deployment: str, api: str) -> Iterator[None]:
 
 @contextmanager
 def answers_of(api: str) -> Iterator[None]:
-    """Raises StackError where the server at `api` does not answer as Prefect does."""
+    """Raise StackError if the server at `api` does not respond as Prefect does."""
     try:
         yield
     except httpx.TransportError as error:

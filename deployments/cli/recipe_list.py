@@ -1,4 +1,4 @@
-"""The recipes that a command can be given, for one that was given none."""
+"""The list of available recipes, for a command that was called without one."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _SHOWN = 100  # characters of a description
 
 
 def recipe_list() -> str:
-    """A line for each recipe of this folder and each shipped one, with its description."""
-    known = {**{f"./{path.name}": path for path in sorted(Path().glob("*.yaml"))}, **known_recipes()}
-    found = dict(_described(known))
-    width = max((len(name) for name in found), default=0)
-    return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in found.items())
+    """Return a line for each recipe of this folder and each shipped one, with its description."""
+    paths_by_name = {**{f"./{path.name}": path for path in sorted(Path().glob("*.yaml"))}, **known_recipes()}
+    descriptions = dict(_described(paths_by_name))
+    width = max((len(name) for name in descriptions), default=0)
+    return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in descriptions.items())
 
 
-def _described(known: dict[str, Path]) -> Iterator[tuple[str, str]]:
-    """Those that are recipes: a folder may have other files of YAML, or broken ones."""
-    for name, path in known.items():
+def _described(paths_by_name: dict[str, Path]) -> Iterator[tuple[str, str]]:
+    """Yield the files that are recipes: a folder may have other files of YAML, or broken ones."""
+    for name, path in paths_by_name.items():
         try:
             recipe, _ = read_recipe(path)
         except RecipeError:

@@ -1,4 +1,4 @@
-"""A run's HTML report, copied from the store to where a browser can open it."""
+"""A run's HTML report, copied from the store for a browser."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OUTPUTS = Path("outputs")
 
 
 def copy_report(store: Store, run_id: str) -> Path:
-    """The path of the copy. Raises StoreError if the store has no report of the run."""
+    """Return the path of the copy. Raises StoreError if the store has no report of the run."""
     if "/" in run_id or not is_path(run_id):
         raise StoreError(f"`{run_id}` is no id of a run: the Prefect UI and `alignment run` show it")
     path = copy_page(store, report_path(run_id), Path(run_id) / "report.html")
@@ -22,7 +22,7 @@ def copy_report(store: Store, run_id: str) -> Path:
 
 
 def copy_page(store: Store, page: str, to: Path) -> Path | None:
-    """The path of the copy below `OUTPUTS`; None if the store has no such page."""
+    """Return the path of the copy below `OUTPUTS`; None if the store has no such page."""
     content = store.get(page)
     if content is None:
         return None

@@ -1,4 +1,4 @@
-"""`alignment plan` and `alignment run`: what a recipe would do, and doing it."""
+"""`alignment plan` and `alignment run`: the dry run of a recipe, and its run."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ OVERRIDES = typer.Argument(help="settings to change, each key.key=value, such as
 
 @app.command()
 def plan(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
-    """What `run` would reuse and compute, and why, and what it takes. Starts nothing, writes nothing."""
+    """Show the stages that `run` would reuse and compute, the reasons, and the cost. Starts nothing, writes nothing."""
     checked = check(recipe, overrides or [])
     repository: ArtifactRepository | None = None
     if os.environ.get(STORE_VARIABLE):
         store = open_store(store_url())
         store.reach()
         repository = ArtifactRepository(store)
-    asked = [*checked.ask_servers(repository), *checked.call_functions(repository)]
+    answers = [*checked.ask_servers(repository), *checked.call_functions(repository)]
     earlier: list[Manifest] = []
     planned = planned_nodes(checked, repository, earlier)
     console.print(plan_table(checked.loaded.recipe.name, planned))
     _show_estimates(checked, planned, earlier)
     for stage, why in checked.left_out.items():
         console.print(f"{stage} is left out: {why}", style="dim")
-    for note in (*checked.notes, *asked):
+    for note in (*checked.notes, *answers):
         console.print(note)
     for note in _room_notes(checked, planned):
         console.print(note)
@@ -63,21 +63,23 @@ def planned_nodes(
 
 def _show_estimates(checked: Checked, planned: Sequence[PlannedNode], earlier: Sequence[Manifest]) -> None:
     finished = {node.name: node.manifest for node in planned if node.manifest is not None}
-    known = Known(checked.seen, checked.loaded.root, finished, earlier)
-    found = {name: estimate for name, estimate in estimates(checked.graph, known).items() if estimate.says_something}
-    if not found:
+    facts = Known(checked.seen, checked.loaded.root, finished, earlier)
+    informative = {
+        name: estimate for name, estimate in estimates(checked.graph, facts).items() if estimate.says_something
+    }
+    if not informative:
         return
-    console.print(estimate_table(found))
+    console.print(estimate_table(informative))
 
 
 def _room_notes(checked: Checked, planned: Sequence[PlannedNode]) -> list[str]:
-    """Raises StageError if the cluster has no room for what is to be computed."""
+    """Compare reservations with the cluster. Raises StageError if it has no room for a stage that must be computed."""
     return room_notes(reservations(checked.graph[node.name] for node in planned if node.action == "compute"))
 
 
 @app.command()
 def run(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
-    """Runs a recipe and follows it. Finished stages are reused. Ctrl-C stops its jobs."""
+    """Run a recipe and follow it. Finished stages are reused. Ctrl-C stops its jobs."""
     settings = overrides or []
     prepared = prepare(recipe, settings)
     prepared.require_single_run()
@@ -100,7 +102,7 @@ def run(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, O
 
 
 def absolute(recipe: str) -> str:
-    """The flow runs in another folder than this command."""
+    """Make the path absolute: the flow runs in another folder than this command."""
     return str(Path(recipe).resolve()) if recipe.endswith((".yaml", ".yml")) else recipe
 
 

@@ -1,4 +1,4 @@
-"""`alignment generate` and `chat`: what models say, outside of runs."""
+"""`alignment generate` and `chat`: completions of models, outside of runs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def generate(
     dtype: Precision = None,
     rollout: Rollout = None,
 ) -> None:
-    """Writes completions of prompts by any model: a line for each prompt, of the format `completions`.
+    """Write completions of prompts by any model: a line for each prompt, of the format `completions`.
 
     For example: alignment generate support-bot/champion questions.jsonl -n 4 --temperature 0.7 -o answers.jsonl
     """
@@ -114,7 +114,7 @@ def chat(
     dtype: Precision = None,
     rollout: Rollout = None,
 ) -> None:
-    """Talks with a model, or with several side by side; /help lists the commands. Standard input may be a pipe.
+    """Chat with a model, or with several side by side; /help lists the commands. Standard input may be a pipe.
 
     For example: alignment chat support-bot/champion ./Llama-3.2-1B-Instruct --system "Answer in one sentence."
     """
@@ -162,7 +162,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def written(out: Path | None) -> Iterator[TextIO]:
-    """A file that is there when the context has ended without an exception; none: standard output."""
+    """Yield a file that exists only if the context ends without an exception; none: standard output."""
     if out is None:
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # of JSON, whatever the terminal's is

@@ -1,4 +1,4 @@
-"""Schedules of loops: one of the deployment `iterative-dpo/scheduled` for each, called as the loop."""
+"""Schedules of loops: one of the deployment `iterative-dpo/scheduled` for each, with the name of the loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Schedule:
     timezone: str
 
     def when(self) -> CronSchedule | IntervalSchedule:
-        """Raises RecipeError unless it says when, once and as Prefect can read it."""
+        """Return Prefect's schedule. Raises RecipeError unless exactly one valid time is given."""
         if bool(self.cron) == bool(self.every):
             raise RecipeError("say when by either --cron, such as '0 3 * * *', or --every, minutes between two rounds")
         if self.every:
@@ -71,23 +71,25 @@ class ScheduleRow(NamedTuple):
 
 
 def require_a_loop(*, off: bool, cron: str, every: float, overrides: Sequence[str]) -> None:
-    """Of a call that names no recipe. Raises RecipeError if it is to do more than to list the schedules."""
+    """Raise RecipeError if a call without a recipe does more than list the schedules."""
     if off or cron or every or overrides:
-        given = "--off" if off else "--cron" if cron else "--every" if every else overrides[0]
+        first_argument = "--off" if off else "--cron" if cron else "--every" if every else overrides[0]
         raise RecipeError(
-            f"{given} needs a recipe: name the loop that is meant, as in `alignment schedule my-loop.yaml`"
+            f"{first_argument} needs a recipe: name the loop that is meant, as in `alignment schedule my-loop.yaml`"
         )
 
 
 def set_schedule(schedule: Schedule) -> None:
-    """Replaces the loop's schedule, if it has one. Raises RecipeError, StackError."""
+    """Replace the loop's schedule, if it has one. Raises RecipeError, StackError."""
     when = schedule.when()
     parameters = {"recipe": schedule.recipe, "overrides": list(schedule.overrides)}
     with _deployment() as (client, deployment):
         existing = _of(deployment, schedule.loop)
         if existing is None:
-            made = DeploymentScheduleCreate(schedule=when, active=True, parameters=parameters, slug=schedule.loop)
-            client.create_deployment_schedules(deployment.id, [made])
+            new_schedule = DeploymentScheduleCreate(
+                schedule=when, active=True, parameters=parameters, slug=schedule.loop
+            )
+            client.create_deployment_schedules(deployment.id, [new_schedule])
         else:
             client.update_deployment_schedule(
                 deployment.id, existing.id, active=True, schedule=when, parameters=parameters
@@ -95,7 +97,7 @@ def set_schedule(schedule: Schedule) -> None:
 
 
 def remove_schedule(recipe: str, overrides: Sequence[str]) -> None:
-    """recipe: or the loop's name. Raises RecipeError if the loop has none, StackError."""
+    """Remove the schedule. recipe: or the loop's name. Raises RecipeError if the loop has none, StackError."""
     unreadable: RecipeError | None = None
     try:
         loop = load_recipe(recipe, overrides).recipe.name
@@ -106,23 +108,23 @@ def remove_schedule(recipe: str, overrides: Sequence[str]) -> None:
         if existing is None:
             if unreadable is not None:
                 raise unreadable
-            known = ", ".join(str(found.slug) for found in deployment.schedules) or "none"
-            raise RecipeError(f"the loop {loop} has no schedule; there are {known}")
+            slugs = ", ".join(str(schedule.slug) for schedule in deployment.schedules) or "none"
+            raise RecipeError(f"the loop {loop} has no schedule; there are {slugs}")
         client.delete_deployment_schedule(deployment.id, existing.id)
 
 
 def schedules() -> list[ScheduleRow]:
-    """Of all loops. Raises StackError."""
+    """Return the schedules of all loops. Raises StackError."""
     with _deployment() as (_, deployment):
         return [
             ScheduleRow(
-                str(found.slug),
-                _words(found),
-                "yes" if found.active else "no",
-                str(found.parameters.get("recipe", deployment.parameters.get("recipe", ""))),
-                " ".join(found.parameters.get("overrides", ())),
+                str(schedule.slug),
+                _words(schedule),
+                "yes" if schedule.active else "no",
+                str(schedule.parameters.get("recipe", deployment.parameters.get("recipe", ""))),
+                " ".join(schedule.parameters.get("overrides", ())),
             )
-            for found in deployment.schedules
+            for schedule in deployment.schedules
         ]
 
 
@@ -133,11 +135,11 @@ def _deployment() -> Iterator[tuple[SyncPrefectClient, DeploymentResponse]]:
 
 
 def _of(deployment: DeploymentResponse, loop: str) -> DeploymentSchedule | None:
-    return next((found for found in deployment.schedules if found.slug == loop), None)
+    return next((schedule for schedule in deployment.schedules if schedule.slug == loop), None)
 
 
-def _words(found: DeploymentSchedule) -> str:
-    match found.schedule:
+def _words(schedule: DeploymentSchedule) -> str:
+    match schedule.schedule:
         case CronSchedule(cron=cron, timezone=timezone):
             return f"{cron} ({timezone or 'UTC'})"
         case IntervalSchedule(interval=interval):

@@ -42,7 +42,7 @@ def serve_reward(
     max_texts: Annotated[int, typer.Option(min=1, max=1_000_000, help="texts of one request")] = 4096,
     max_mib: Annotated[int, typer.Option(min=1, max=65536, help="size of one request")] = 64,
 ) -> None:
-    """Serves the rewards of a reward model until Ctrl-C: POST /score, POST /get_reward (OpenRLHF's form), GET /health.
+    """Serve the rewards of a reward model until Ctrl-C: POST /score, POST /get_reward (OpenRLHF's form), GET /health.
 
     Requests need a token: that of the environment variable ALIGNMENT_SERVE_TOKEN, or one that is made and printed.
     """
@@ -72,7 +72,7 @@ def serve_model(
     dtype: Precision = None,
     rollout: Rollout = None,
 ) -> None:
-    """Serves a model until Ctrl-C: vLLM's server of the OpenAI API, below /v1; GET /health says whether it is up.
+    """Serve a model until Ctrl-C: vLLM's server of the OpenAI API, below /v1; GET /health checks it.
 
     Requests need a token: that of the environment variable ALIGNMENT_SERVE_TOKEN, or one that is made and printed.
     For example: alignment serve support-bot/champion --port 8001 --rollout max_length=8192
@@ -97,8 +97,8 @@ def serve_model(
 
 
 def _token() -> tuple[str, str]:
-    """The token of a server, and how it is shown. Raises VariableError if no header could have it."""
-    if given := (value_of(TOKEN_VARIABLE) or "").strip():
-        return given, f"${TOKEN_VARIABLE}"
-    made = secrets.token_urlsafe(32)
-    return made, made
+    """Return the token of a server, and its display. Raises VariableError if no header could have it."""
+    if token := (value_of(TOKEN_VARIABLE) or "").strip():
+        return token, f"${TOKEN_VARIABLE}"
+    token = secrets.token_urlsafe(32)
+    return token, token

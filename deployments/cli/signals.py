@@ -1,4 +1,4 @@
-"""The signals that end a command."""
+"""Signals that end a command."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import signal
 
 
 def end_in_order() -> None:
-    """A SIGTERM, or the end of its terminal, ends this command as Ctrl-C does: with its engines, and without what it
-    has half written."""
+    """End this command on SIGTERM, or the end of its terminal, as on Ctrl-C, with its engines.
+
+    A partial output is not kept.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as below `nohup`
             signal.signal(number, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""The tables that `plan` and `run` print."""
+"""Tables of `plan` and `run`."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def plan_table(recipe: str, nodes: Sequence[PlannedNode]) -> Table:
 
 
 def estimate_table(estimates: Mapping[str, Estimate]) -> Table:
-    """What the nodes that are computed take, as far as it is known."""
+    """Return the known costs of the nodes that must be computed."""
     table = Table(title="what it takes, as far as it can be seen here", title_justify="left")
     for column in ("stage", "rows", "tokens", "steps", "time", "memory of a worker", "of an engine", "reserves"):
         table.add_column(column, justify="left" if column in ("stage", "reserves") else "right", overflow="fold")
-    for name, known in estimates.items():
+    for name, estimate in estimates.items():
         table.add_row(
-            name, *(_count(value) for value in (known.rows, known.tokens, known.steps)),
-            "" if known.seconds is None else f"≈ {duration(known.seconds)}",
-            _gib(known.memory.worker), _gib(known.memory.engine), _reserved(known.reserves),
+            name, *(_count(value) for value in (estimate.rows, estimate.tokens, estimate.steps)),
+            "" if estimate.seconds is None else f"≈ {duration(estimate.seconds)}",
+            _gib(estimate.memory.worker), _gib(estimate.memory.engine), _reserved(estimate.reserves),
         )  # fmt: skip
-    if any(known.seconds is not None for known in estimates.values()):
+    if any(estimate.seconds is not None for estimate in estimates.values()):
         table.caption = (
             "time: of the newest result in the store of the same stage (of the same name, if there is one), per step"
         )
@@ -72,7 +72,7 @@ def outcome_table(record: RunRecord) -> Table:
 
 
 def comparison_tables(record: RunRecord) -> Iterator[Table]:
-    """For each evaluation stage, the models that it evaluated side by side, as many as there is room for."""
+    """Yield, for each evaluation stage, the models that it evaluated side by side, as many as there is room for."""
     for stage, models in record.evaluations.items():
         names = compared_metrics(models)
         for start in range(0, len(models), _SIDE_BY_SIDE):
@@ -87,7 +87,7 @@ def comparison_tables(record: RunRecord) -> Iterator[Table]:
 
 
 def duration(seconds: float) -> str:
-    """`0.2 s`, `47 s`, `3:05`, `1:02:03`."""
+    """Format `0.2 s`, `47 s`, `3:05`, `1:02:03`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:

@@ -1,4 +1,4 @@
-"""`alignment try`: one stage in this process, to debug it."""
+"""`alignment try`: one stage in this process, for debugging."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def try_stage(
     store: Annotated[str, STORE] = str(OUTPUTS / "try"),
     again: Annotated[bool, AGAIN] = False,
 ) -> None:
-    """Runs one node in this process, without Ray, Prefect or a server: `breakpoint()` works in it, and in your code.
+    """Run one node in this process, without Ray, Prefect or a server: `breakpoint()` works in it, and in your code.
 
-    What the node needs comes from the store, or is computed here first. One rank and one engine do it all.
+    The node's inputs come from the store, or are computed here first, all with one rank and one engine.
     """
     # Debugging must not upload: the trackers' files stay in the result.
     os.environ.setdefault("WANDB_MODE", "offline")
@@ -59,8 +59,8 @@ def _show(tried: Tried, store: str) -> None:
     if metrics := main_metrics(tried.manifest.metrics):
         typer.echo(f"metrics  {metrics}")
     if tried.kept is not None and tried.kept != tried.manifest:
-        made = f"{tried.kept.finished_at:%Y-%m-%d %H:%M}"
+        kept_since = f"{tried.kept.finished_at:%Y-%m-%d %H:%M}"
         typer.echo(
-            f"{store} keeps the result of {made}, which other nodes read; to continue from this one "
+            f"{store} keeps the result of {kept_since}, which other nodes read; to continue from this one "
             "give another --store"
         )

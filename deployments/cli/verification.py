@@ -1,4 +1,4 @@
-"""`alignment verify` and `repair`: whether the store still has the bytes that it was given, and what to do if not."""
+"""`alignment verify` and `repair`: integrity of the store's bytes, and its restoration."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ WHAT = typer.Argument(help="an artifact, an alias, or a run by its id; without i
 
 @app.command(name="verify")
 def verify_command(ref: Annotated[str | None, WHAT] = None) -> None:
-    """Reads every blob again and compares it with its hash, and every manifest with its spec; changes nothing.
+    """Read every blob and compare it with its hash, and every manifest with its spec; changes nothing.
 
     Exit code 1 if something is damaged.
     """
-    found = _verified(ArtifactRepository(open_store(store_url())), ref)
-    if all(item.what == MISSING for item in found.damage) and found.damage:
+    result = _verified(ArtifactRepository(open_store(store_url())), ref)
+    if all(item.what == MISSING for item in result.damage) and result.damage:
         what = "`alignment repair` puts back what this node's cache has, and their recipes compute the others again"
-        raise StoreError(f"{_count(found.damage)} missing: {what}")
-    if found.damage:
-        raise StoreError(f"{_count(found.damage)} damaged: `alignment repair` takes them out of use")
+        raise StoreError(f"{_count(result.damage)} missing: {what}")
+    if result.damage:
+        raise StoreError(f"{_count(result.damage)} damaged: `alignment repair` takes them out of use")
 
 
 @app.command(name="repair")
@@ -45,18 +45,19 @@ def repair_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be done")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
 ) -> None:
-    """Verifies, then puts damaged blobs back from this node's cache, or takes them out of use, so that the next run
-    computes their stages again. Nothing is deleted: what is taken out of use is moved below `damaged/` in the store."""
+    """Verify, then restore damaged blobs from this node's cache, or take them out of use, so that the next run
+    computes their stages again. Nothing is deleted: objects out of use are moved below `damaged/` in the store.
+    """
     repository = ArtifactRepository(open_store(store_url()))
-    found = _verified(repository, ref)
-    if not found.damage or dry_run:
+    result = _verified(repository, ref)
+    if not result.damage or dry_run:
         return
-    if not yes and not _confirmed(f"take the {_count(found.damage)} above out of use?"):
+    if not yes and not _confirmed(f"take the {_count(result.damage)} above out of use?"):
         console.print("nothing was changed")
         return
-    for done in repair(repository, found.damage, node_cache()):
+    for done in repair(repository, result.damage, node_cache()):
         console.print(f"{done.damage.path}: {done.done}", soft_wrap=True, highlight=False)
-    lost = {one for item in found.damage for one in item.artifacts if not _is_whole(repository, one)}
+    lost = {one for item in result.damage for one in item.artifacts if not _is_whole(repository, one)}
     for line in _commands(repository, lost):
         console.print(line, soft_wrap=True, highlight=False)
 
@@ -66,7 +67,7 @@ def _confirmed(question: str) -> bool:
         return typer.confirm(question)
     except typer.Abort as error:
         if isinstance(error.__context__, EOFError):  # else it was Ctrl-C
-            raise StoreError("nobody answers on standard input, so nothing was changed: give --yes") from error
+            raise StoreError("stdin is closed: pass --yes. Nothing was changed.") from error
         raise
 
 
@@ -75,16 +76,16 @@ def _verified(repository: ArtifactRepository, ref: str | None) -> Verification:
     columns = (TextColumn("verify"), BarColumn(), MofNCompleteColumn(), DownloadColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("blobs", total=None)
-        found = verify(
+        result = verify(
             repository, refs, progress=lambda done, total, num_bytes: bar.update(task, completed=done, total=total)
         )
-    if refs is None and not (found.artifacts or found.blobs):
+    if refs is None and not (result.artifacts or result.blobs):
         raise StoreError(f"the store {repository.store.url} is empty: correct ALIGNMENT_STORE, or run a recipe first")
-    if found.damage:
-        console.print(_table(found.damage))
-    text = f"{found.artifacts} artifacts, {found.blobs} blobs, {found.num_bytes} bytes read"
-    console.print(f"{text}: {'all whole' if not found.damage else f'{len(found.damage)} damaged'}", highlight=False)
-    return found
+    if result.damage:
+        console.print(_table(result.damage))
+    text = f"{result.artifacts} artifacts, {result.blobs} blobs, {result.num_bytes} bytes read"
+    console.print(f"{text}: {'all whole' if not result.damage else f'{len(result.damage)} damaged'}", highlight=False)
+    return result
 
 
 def _refs(repository: ArtifactRepository, text: str) -> Collection[ArtifactRef]:
@@ -119,14 +120,14 @@ def _is_whole(repository: ArtifactRepository, ref: ArtifactRef) -> bool:
 
 
 def _commands(repository: ArtifactRepository, lost: Collection[ArtifactRef]) -> Iterable[str]:
-    """How to compute the lost artifacts again, by the runs that used them."""
+    """Yield the commands that compute the lost artifacts again, by the runs that used them."""
     open_refs = set(lost)
     for path in reversed(repository.store.list("runs/")):
         record = _record(repository, path.split("/")[1]) if open_refs and path.endswith("/run.json") else None
-        made = set() if record is None else open_refs & {node.ref for node in record.nodes}
-        if record is not None and made:
-            open_refs -= made
+        computed = set() if record is None else open_refs & {node.ref for node in record.nodes}
+        if record is not None and computed:
+            open_refs -= computed
             command = shlex.join(["alignment", "run", str(record.recipe.get("name", "RECIPE")), *record.overrides])
-            yield f"{', '.join(sorted(map(str, made)))} will be computed again by `{command}` (run {record.run_id})"
+            yield f"{', '.join(sorted(map(str, computed)))} will be computed again by `{command}` (run {record.run_id})"
     if open_refs:
         yield f"{', '.join(sorted(map(str, open_refs)))} will be computed again when their recipe is run"

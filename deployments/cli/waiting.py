@@ -1,4 +1,4 @@
-"""What a run that does not advance waits for, in one sentence."""
+"""Reason for which a run does not advance, in one sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORKER_HEARTBEAT_SECONDS = 30.0
 
 
 def awaited(client: SyncPrefectClient, flow_run: FlowRun, now: datetime | None = None) -> str:
-    """What the run waits for; empty if nothing is unusual."""
+    """Return the reason for which the run waits; empty if nothing is unusual."""
     state = flow_run.state
     if state is None or state.is_final() or state.is_cancelling():
         return ""
@@ -34,16 +34,16 @@ def awaited(client: SyncPrefectClient, flow_run: FlowRun, now: datetime | None =
 
 
 def _silence(client: SyncPrefectClient, flow_run: FlowRun, now: datetime) -> str:
-    found = client.read_events(
+    page = client.read_events(
         EventFilter(
             event=EventNameFilter(name=[HEARTBEAT]),
             resource=EventResourceFilter(id=[f"prefect.flow-run.{flow_run.id}"]),
         ),
         limit=1,
     )
-    if not found.events:
+    if not page.events:
         return ""  # of a server without events
-    last = found.events[0].occurred
+    last = page.events[0].occurred
     if (now - last).total_seconds() < 1.5 * HEARTBEAT_SECONDS:
         return ""
     return (

@@ -1,7 +1,7 @@
-"""The agent of the recipe `tiny-agent`, and demonstrations of what it asks.
+"""The agent of the recipe `tiny-agent`, and demonstrations for its questions.
 
-It asks for a word spelled backward, and looks whether the answer has the letters of the word, which can be seen without
-knowing the answer. If not, it asks again in a new conversation, which says what the answer was.
+It requests a word spelled backward, and checks that the answer has the letters of the word, which does not need the
+answer. If not, it asks again in a new conversation, which contains the wrong answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ANSWER = re.compile(r"answer: ([A-Za-z]+)")
 
 
 async def run(row: Row, base_url: str, api_key: str) -> float:
-    """The price of all attempts but the first. Whether the last answer is right, the verifier says."""
+    """Play an episode; return the price of all attempts but the first. The verifier judges the last answer."""
     question = row["prompt"][-1]["content"]
     word = question.rpartition(" ")[2]
     asked = question
@@ -43,7 +43,7 @@ async def _ask(session: aiohttp.ClientSession, base_url: str, content: str) -> s
 
 
 def demonstrations(seed: int, size: int, hasty_share: float = 0.55, max_letters: int = 8) -> list[Row]:
-    """Answers to questions, every second of which says that the answer without its last letter is wrong.
+    """Return answers to questions, every second of which contains the answer without its last letter as a wrong one.
 
     As in `tiny`, the annotator is often in a hurry and leaves the last letter out, in `hasty_share` of all.
     """

@@ -1,6 +1,6 @@
-"""The game of the recipe `tiny-game`, and games of a person who does not always listen to what was said.
+"""The game of the recipe `tiny-game`, and games of a person who does not always heed the hints.
 
-The player guesses a number from 1 to a limit, and hears `higher` or `lower`.
+The player guesses a number from 1 to a limit, and receives `higher` or `lower`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _HELD_OUT = (10, 14, 18, 22)  # limits that only evaluation has
 
 
 class Guess:
-    """A game ends with the number, or after as many guesses as the recipe's `max_turns`.
+    """The environment. A game ends with the number, or after as many guesses as the recipe's `max_turns`.
 
-    The number earns 1, and each guess that what was heard excludes costs `price`.
+    The number earns 1, and each guess that the hints exclude costs `price`.
     """
 
     def __init__(self, price: float) -> None:
@@ -41,13 +41,13 @@ class Guess:
 
 
 def games(seed: int, size: int, max_turns: int = 4, careless_share: float = 0.4) -> list[Row]:
-    """Games of a person who guesses any number that is left, and in `careless_share` of all turns any number."""
+    """Return games of a person who guesses any remaining number, and in `careless_share` of all turns any number."""
     generator = random.Random(seed)
     return [{"messages": _game(generator, max_turns, careless_share)} for _ in range(size)]
 
 
 def numbers(held_out: bool) -> list[Row]:
-    """Every number of every limit."""
+    """Return every number of every limit."""
     limits = [limit for limit in range(FEWEST, MOST + 1) if (limit in _HELD_OUT) == held_out]
     return [
         {"prompt": [_user(_question(limit))], "answer": str(number)}

@@ -1,4 +1,4 @@
-"""The data of the recipe `tiny-process`: the words of `tiny`, spelled a letter a line, and which letters are right."""
+"""The data of the recipe `tiny-process`: the words of `tiny`, spelled a letter a line, with labels of right letters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LETTER_END = "\n"
 
 
 def spelled(seed: int, size: int, wrong_share: float = 0.15) -> list[Row]:
-    """Demonstrations that write the word one letter a line, which is a step, by somebody who often errs."""
+    """Return demonstrations with one letter of the word a line, which is a step, by somebody who often errs."""
     generator = random.Random(seed)
     rows = []
     for item in _spelling(seed, size):
@@ -25,8 +25,8 @@ def spelled(seed: int, size: int, wrong_share: float = 0.15) -> list[Row]:
 
 
 def judged_letters(seed: int, size: int, most_wrong: float = 0.6) -> list[Row]:
-    """Words written like that, by people of whom each errs in another share of the letters, `most_wrong` at most, and
-    writes letters that the word does not have: a policy finds every mistake that its reward was never shown.
+    """Return spelled words of people who each err in another share of the letters, `most_wrong` at most, and write
+    letters that the word does not have: a policy finds every mistake that its reward was never shown.
 
     A letter is right where the answer has it, the last one if the answer ends there too.
     """
@@ -42,7 +42,7 @@ def judged_letters(seed: int, size: int, most_wrong: float = 0.6) -> list[Row]:
 
 
 def right_word(completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """1 if the letters of the completion, one a line, are those of the answer."""
+    """Return 1 if the letters of the completion, one a line, are those of the answer."""
     return [
         float(completion.split(LETTER_END) == list(row["answer"]))
         for completion, row in zip(completions, rows, strict=True)
@@ -50,12 +50,12 @@ def right_word(completions: Sequence[str], prompts: Sequence[str], rows: Sequenc
 
 
 def _spelling(seed: int, size: int) -> Iterator[Row]:
-    """Item i is made from seed + i, as in tiny_tasks.py."""
+    """Yield items; item i is made from seed + i, as in tiny_tasks.py."""
     yield from reasoning_gym.create_dataset("spell_backward", seed=seed, size=size, min_word_len=3, max_word_len=8)
 
 
 def _letters(word: str, wrong_share: float, generator: random.Random, foreign: str = "") -> list[str]:
-    """Of the word, each but for errors: another of its letters or of those in `foreign`, one left out, or one twice."""
+    """Return the word's letters with errors: another of its letters or of `foreign`, one left out, or one twice."""
     letters: list[str] = []
     for letter in word:
         error = generator.choice(["another", "none", "twice"]) if generator.random() < wrong_share else ""

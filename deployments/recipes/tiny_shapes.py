@@ -1,4 +1,4 @@
-"""The data of the recipe `tiny-vision`: pictures of red and blue squares, and how many there are of one colour."""
+"""The data of the recipe `tiny-vision`: pictures of red and blue squares, and the number of one colour."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CELL = _SIDE // _CELLS
 
 
 def counted(seed: int, size: int, missed_share: float = 0.55) -> list[Row]:
-    """Demonstrations by a person who often misses one of several squares; some rows have no picture."""
+    """Return demonstrations by a person who often misses one of several squares; some rows have no picture."""
     generator = random.Random(seed)
     rows = []
     for index, (question, picture, count) in enumerate(_items(seed, size)):
@@ -31,7 +31,7 @@ def counted(seed: int, size: int, missed_share: float = 0.55) -> list[Row]:
 
 
 def prompts(seed: int, size: int, suffix: str = "") -> list[Row]:
-    """The same questions, with the right answers. suffix: of each question."""
+    """Return the same questions, with the right answers. suffix: of each question."""
     return [
         {**_prompt(question + suffix, picture), "answer": NUMBERS[count]}
         for question, picture, count in _items(seed, size)
@@ -44,7 +44,7 @@ def _prompt(question: str, picture: bytes) -> Row:
 
 
 def _items(seed: int, size: int) -> Iterator[tuple[str, bytes, int]]:
-    """Question, picture and right number. Item i is made from seed + i."""
+    """Yield question, picture and right number. Item i is made from seed + i."""
     for index in range(size):
         generator = random.Random(seed + index)
         counts = {colour: generator.randrange(len(NUMBERS)) for colour in COLOURS}
@@ -53,7 +53,7 @@ def _items(seed: int, size: int) -> Iterator[tuple[str, bytes, int]]:
 
 
 def _picture(counts: dict[str, int], generator: random.Random) -> bytes:
-    """A PNG with so many squares of each colour, each somewhere in a cell of its own."""
+    """Draw a PNG with so many squares of each colour, each somewhere in a cell of its own."""
     ground = generator.randrange(180, 256)
     image = Image.new("RGB", (_SIDE, _SIDE), (ground, ground, ground))
     draw = ImageDraw.Draw(image)

@@ -1,8 +1,9 @@
-"""The data of the recipe `tiny`: words to spell backward, from reasoning-gym, and a preference about how to answer.
+"""The data of the recipe `tiny`: words to spell backward, from reasoning-gym, and a preference about the form of
+answers.
 
 Two annotators wrote the demonstrations. One states the answer, `answer: nus`; the other hedges, `it is nus, I think`.
 The people behind the preference pairs like the first form, whether or not the word is right: that is the hidden rule,
-`preference` below. Only the pairs tell the reward model about it, and only the evaluation looks at the rule itself.
+`preference` below. The reward model learns it from the pairs alone, and only the evaluation uses the rule itself.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PRETRAINING_TASKS: dict[str, dict[str, Any]] = {
 
 
 def pretraining_text(seed: int, words: int, others: int, max_letters: int = 8) -> list[Row]:
-    """Documents `question`, newline, `answer`: `words` of spelling and `others` of each other task."""
+    """Return documents `question`, newline, `answer`: `words` of spelling and `others` of each other task."""
     items = list(_spelling(seed, words, max_letters))
     for task, options in _PRETRAINING_TASKS.items():
         items += reasoning_gym.create_dataset(task, seed=seed, size=others, **options)
@@ -40,9 +41,9 @@ def pretraining_text(seed: int, words: int, others: int, max_letters: int = 8) -
 def conversations(
     seed: int, size: int, stated_share: float = 0.4, hasty_share: float = 0.55, max_letters: int = 8
 ) -> list[Row]:
-    """Demonstrations by two annotators, `stated_share` of them by the one who states the answer.
+    """Return demonstrations by two annotators, `stated_share` of them by the one who states the answer.
 
-    Both are often in a hurry and leave the last letter out, in `hasty_share` of all: imitation alone cannot tell that
+    Both are often in a hurry and leave the last letter out, in `hasty_share` of all: imitation alone cannot detect that
     this is wrong, a verifier can. Haste and form are independent: neither the verifier nor the rule implies the other.
     """
     generator = random.Random(seed)
@@ -59,7 +60,7 @@ def conversations(
 
 
 def told_conversations(seed: int, size: int) -> list[Row]:
-    """Demonstrations as in `conversations`; before every second one stands the answer, which its reply then states."""
+    """Return demonstrations as in `conversations`; every second question has the answer, which its reply states."""
     rows = conversations(seed, size)
     for row, item in zip(rows[::2], list(_spelling(seed, size, max_letters=8))[::2], strict=True):
         asked, reply = row["messages"]
@@ -69,7 +70,10 @@ def told_conversations(seed: int, size: int) -> list[Row]:
 
 
 def preference_pairs(seed: int, size: int, wrong_share: float = 0.5, max_letters: int = 8) -> list[Row]:
-    """Pairs that the hidden rule decides. Either side is wrong in `wrong_share` of them: only the form counts."""
+    """Return pairs that the hidden rule decides.
+
+    Either side is wrong in `wrong_share` of them: only the form counts.
+    """
     generator = random.Random(seed)
     rows = []
     for item in _spelling(seed, size, max_letters):
@@ -82,7 +86,7 @@ def preference_pairs(seed: int, size: int, wrong_share: float = 0.5, max_letters
 
 
 def labelled_completions(seed: int, size: int) -> list[Row]:
-    """Of each pair one side, at random, labelled by the hidden rule."""
+    """Return one side of each pair, at random, labelled by the hidden rule."""
     generator = random.Random(seed)
     rows = []
     for pair in preference_pairs(seed, size):
@@ -92,8 +96,8 @@ def labelled_completions(seed: int, size: int) -> list[Row]:
 
 
 def rated_completions(seed: int, size: int) -> list[Row]:
-    """The same sides, rated by people who give the form they like 3 points and the other 1, each up to a point more or
-    less: who predicts the mean of the ratings is wrong by 4/3 in the mean square, who knows the rule by 1/3.
+    """Return the same sides, rated by people who give the form they like 3 points and the other 1, each up to a point
+    more or less. A prediction of the mean of the ratings has a mean squared error of 4/3, one by the rule of 1/3.
     """
     generator = random.Random(f"ratings {seed}")
     return [
@@ -104,7 +108,7 @@ def rated_completions(seed: int, size: int) -> list[Row]:
 
 
 def prompts(seed: int, size: int, max_letters: int = 8) -> list[Row]:
-    """Questions with the answer that the verifier compares with."""
+    """Return questions with the answer for the verifier."""
     return [
         {"prompt": item["question"], "answer": item["answer"], "task": "spell_backward"}
         for item in _spelling(seed, size, max_letters)
@@ -112,7 +116,7 @@ def prompts(seed: int, size: int, max_letters: int = 8) -> list[Row]:
 
 
 def preference(completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The hidden rule: 1 if the completion states one word as `answer: word` and says nothing else, 0 if not."""
+    """Return the hidden rule: 1 if the completion states one word as `answer: word` and nothing else, 0 if not."""
     return [float(_STATED.fullmatch(completion.strip()) is not None) for completion in completions]
 
 
@@ -123,7 +127,7 @@ def _spelling(seed: int, size: int, max_letters: int) -> Iterator[Row]:
 
 
 def _misspelt(word: str, generator: random.Random) -> str:
-    """Another word of about the same length: two neighbours swapped, a letter lost, or a letter doubled."""
+    """Return another word of about the same length: two neighbours swapped, a letter lost, or a letter doubled."""
     i = generator.randrange(len(word) - 1)
     spellings = [
         word[:i] + word[i + 1] + word[i] + word[i + 2 :],

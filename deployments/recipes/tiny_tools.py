@@ -1,7 +1,7 @@
 """The data of the recipe `tiny-tools`: products from reasoning-gym, which a model this small can only get from a tool.
 
 Two annotators wrote the demonstrations. One computes each product with the tool `python`, but is often in a hurry and
-leaves the last digit of the result out; the other guesses. Imitation alone cannot tell that both are wrong.
+leaves the last digit of the result out; the other guesses. Imitation alone cannot detect that both are wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 def demonstrations(seed: int, size: int, guessed_share: float = 0.5, hasty_share: float = 0.6) -> list[Row]:
-    """Conversations: `guessed_share` of them without a call, `hasty_share` of the others with a digit left out."""
+    """Return conversations: `guessed_share` of them without a call, `hasty_share` of the others lacking a digit."""
     generator = random.Random(seed)
     rows = []
     for item in _products(seed, size):
@@ -39,7 +39,7 @@ def demonstrations(seed: int, size: int, guessed_share: float = 0.5, hasty_share
 
 
 def prompts(seed: int, size: int) -> list[Row]:
-    """Questions with the answer that the verifier compares with."""
+    """Return questions with the answer for the verifier."""
     return [{"prompt": item["question"], "answer": item["answer"]} for item in _products(seed, size)]
 
 

@@ -1,7 +1,7 @@
 """Automations of the Prefect server that end the runs whose process has died together with its worker.
 
-A worker that sees a flow's process die marks the run Crashed. If both die, nothing does, and the run would stay Running
-for ever. `alignment up` creates the automations. With a Prefect server and deployments of your own, run
+A worker that detects the death of a flow's process marks the run Crashed. If both die, nothing does, and the run would
+stay Running for ever. `alignment up` creates the automations. With a Prefect server and deployments of your own, run
 `python -m deployments.stack.automations` once, with PREFECT_API_URL set; running it again is a no-op.
 """
 
@@ -25,7 +25,7 @@ _ENDS = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancell
 
 
 def automations(silence: timedelta = SILENCE, start: timedelta = START) -> list[AutomationCore]:
-    """silence: without a heartbeat; start: as in flows/never_started.py."""
+    """Return the automations. silence: without a heartbeat; start: as in flows/never_started.py."""
     return [
         _crashed(
             NO_HEARTBEAT,

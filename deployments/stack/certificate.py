@@ -1,4 +1,4 @@
-"""The certificate by which the processes of SeaweedFS know each other; without its key no inner port answers."""
+"""The certificate that authenticates SeaweedFS' processes to each other; without its key no inner port answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DAYS = 3650  # a new one is made at each start of the stack
 
 
 def write_certificate(folder: Path) -> None:
-    """A new key and the certificate that it has signed itself, for servers and clients on loopback."""
+    """Write a new key and its self-signed certificate, for servers and clients on loopback."""
     folder.mkdir(exist_ok=True, mode=0o700)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "alignment")])
@@ -45,7 +45,7 @@ def write_certificate(folder: Path) -> None:
 
 
 def seaweedfs_variables(folder: Path) -> Mapping[str, str]:
-    """SeaweedFS' security.toml as variables (`weed scaffold -config=security`): mutual TLS on all ports but S3's."""
+    """Return SeaweedFS' security.toml (`weed scaffold -config=security`) as variables: mutual TLS, except S3's port."""
     certificate, key = str(folder / "certificate.pem"), str(folder / "key.pem")
     variables = {
         "WEED_GRPC_CA": certificate,

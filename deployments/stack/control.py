@@ -39,7 +39,7 @@ from rlhf_core.system.scratch import sweep
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """`state`: working, failing (the process runs but does not answer), external, or supervisord's state."""
+    """`state`: working, failing (the process runs but does not respond), external, or supervisord's state."""
 
     name: str
     state: str
@@ -81,11 +81,11 @@ def up(report: Callable[[str], None] = print) -> Stack:
         else:
             lines = service_differences(owned, wanted)
             lines += differences(stack, supervisord, (supervisor.running_config(), config), environment)
-            known = supervisor.states()
+            states = supervisor.states()
             lines += [
-                f"{s.name}: a service that is not in the running stack" for s in all_services if s.name not in known
+                f"{s.name}: a service that is not in the running stack" for s in all_services if s.name not in states
             ]
-            all_services = [service for service in all_services if service.name in known]
+            all_services = [service for service in all_services if service.name in states]
             _report_differences(lines, report)
             environment = supervisord.environ()
             os.environ.update(_selected(environment))  # what is checked below is what runs
@@ -96,7 +96,7 @@ def up(report: Callable[[str], None] = print) -> Stack:
 
 
 def _running(supervisor: Supervisor) -> psutil.Process | None:
-    """The process of supervisord if a service runs, or is about to."""
+    """Return the process of supervisord if a service runs, or is about to."""
     pid = supervisor.pid()
     if pid is None:
         return None
@@ -122,7 +122,7 @@ def _report_differences(lines: list[str], report: Callable[[str], None]) -> None
 
 
 def status() -> list[ServiceStatus]:
-    """The status of every service, in the order in which they start. Raises StackError if there is no stack."""
+    """Return the status of every service, in the order in which they start. Raises StackError if there is no stack."""
     folder = stack_folder()
     recorded = recorded_environment(folder)
     if not recorded:
@@ -145,7 +145,7 @@ def status() -> list[ServiceStatus]:
 
 
 def ports() -> list[ListeningPort]:
-    """All ports of the stack if it runs, and what protects each."""
+    """Return all ports of the stack if it runs, with the protection of each."""
     folder = stack_folder()
     session = Supervisor(folder, _link(folder)).pid()
     if session is None:
@@ -200,7 +200,7 @@ def _stop(folder: Path, supervisor: Supervisor) -> None:
 
 
 def _remove_temporary(link: Path) -> None:
-    """What processes of the stack have left, of which many are killed."""
+    """Remove the temporary files of the stack's processes, many of which are killed."""
     if link.is_symlink():
         shutil.rmtree(link.readlink(), ignore_errors=True)
         link.unlink()
@@ -263,7 +263,7 @@ def _make_link(folder: Path, link: Path) -> None:
 
 
 def _weed_sockets(folder: Path) -> list[Path]:
-    """The sockets that SeaweedFS leaves in /tmp when it is killed; its ports are in their names."""
+    """Return the sockets that SeaweedFS leaves in /tmp when it is killed; its ports are in their names."""
     ports = stored_ports(folder)
     return [
         socket

@@ -1,4 +1,4 @@
-"""How a running stack's settings differ from those that `alignment up` would start it with now."""
+"""Differences between a running stack's settings and those of a new `alignment up`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _VARYING_FLAGS = re.compile(r'"--(object-store-memory|num-cpus)=[^"]*"')
 def differences(
     stack: Stack, supervisord: psutil.Process, configs: tuple[str, str], environment: Mapping[str, str]
 ) -> list[str]:
-    """One line per setting: its name, the value that the stack runs with, and the value now; secrets are not shown.
+    """Return one line per setting: its name, the value that the stack runs with, and the value now; secrets are not
+    shown.
 
-    configs: supervisord.conf as it runs and as it would be now. environment: what the services would inherit now.
+    configs: supervisord.conf as it runs and as it would be now. environment: that of the services if started now.
     """
     running = supervisord.environ()
     lines = [f"Python: {old} → {sys.executable}" for old in supervisord.cmdline()[:1] if old != sys.executable]
@@ -50,7 +51,7 @@ def differences(
 
 
 def service_differences(owned: frozenset[str], wanted: frozenset[str]) -> list[str]:
-    """The services that the stack runs and no longer should, or the other way round."""
+    """Return the services that the stack runs and no longer should, or the other way round."""
     return [
         f"{name}: the stack's own → yours ({' or '.join(SELECTORS[name])} is set)"
         if name in owned
@@ -71,7 +72,7 @@ def _shown(name: str, value: str | None) -> str:
 
 
 def _commands(running: str, wanted: str) -> dict[str, tuple[str, str]]:
-    """The command of each service in both; of services that are in both."""
+    """Return the running and the new command of each service in both."""
     parsed = []
     for text in (running, wanted):
         parser = configparser.RawConfigParser()

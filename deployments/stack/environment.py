@@ -1,4 +1,4 @@
-"""The environment variables by which every command, flow and job finds the stack's services.
+"""The environment variables that point every command, flow and job to the stack's services.
 
 A service is selected as a whole: if the user's own variables point at another store, Ray cluster or Prefect API, none
 of the stack's variables for that service are used, so that an endpoint is never combined with credentials of another.
@@ -51,7 +51,7 @@ QUIET: Mapping[str, str] = {
 
 
 def stack_folder() -> Path:
-    """The folder of the stack's state: ALIGNMENT_STACK_DIR, or `.local-stack` in the repository.
+    """Return the folder of the stack's state: ALIGNMENT_STACK_DIR, or `.local-stack` in the repository.
 
     Raises VariableError.
     """
@@ -64,13 +64,16 @@ def environment_file(folder: Path) -> Path:
 
 
 def recorded_environment(folder: Path) -> dict[str, str]:
-    """The variables written by the last `up`; empty if there was none. Raises StackError if the file is damaged."""
+    """Return the variables written by the last `up`; empty if there was none.
+
+    Raises StackError if the file is damaged.
+    """
     file = environment_file(folder)
     return read_variables(file) if file.is_file() else {}
 
 
 def stack_environment() -> dict[str, str]:
-    """The variables of the services that the stack started, and the switches that disable telemetry.
+    """Return the variables of the services that the stack started, and the switches that disable telemetry.
 
     Raises StackError if there is no stack.
     """
@@ -81,7 +84,7 @@ def stack_environment() -> dict[str, str]:
 
 
 def external_services(environment: Mapping[str, str], recorded: Mapping[str, str]) -> frozenset[str]:
-    """The services (s3, ray, prefect) for which `environment` names one that the stack did not start."""
+    """Return the services (s3, ray, prefect) for which `environment` names one that the stack did not start."""
     return frozenset(
         service
         for service, names in SELECTORS.items()
@@ -90,7 +93,7 @@ def external_services(environment: Mapping[str, str], recorded: Mapping[str, str
 
 
 def merged_environment(environment: Mapping[str, str], recorded: Mapping[str, str]) -> dict[str, str]:
-    """`environment` with the variables of the stack's services, except for those where it names an external one."""
+    """Return `environment` with the variables of the stack's services, except those that it names external ones for."""
     merged = dict(environment)
     external = external_services(environment, recorded)
     of_service = {name: service for service in SELECTORS for name in (*SELECTORS[service], *_ALSO[service])}
@@ -108,7 +111,7 @@ def merged_environment(environment: Mapping[str, str], recorded: Mapping[str, st
 
 
 def require_api_url(url: str | None) -> None:
-    """Raises StackError if it is no address."""
+    """Raise StackError if it is no address."""
     if url is None:
         return
     is_text = url.isprintable() and " " not in url

@@ -1,4 +1,4 @@
-"""The files of a stack's folder. One that cannot be read ends a command with one sentence that names it."""
+"""The files of a stack's folder. An unreadable one ends a command with one sentence that names it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([^\0]*)")
 
 
 def read_text(file: Path, remedy: str = _ANEW) -> str:
-    """remedy: what a person has to do if the file is damaged. Raises StackError if it is no text."""
+    """Read a file. remedy: for a damaged one. Raises StackError if it is no text."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -25,23 +25,25 @@ def read_text(file: Path, remedy: str = _ANEW) -> str:
 
 
 def read_variables(file: Path) -> dict[str, str]:
-    """Lines `NAME=value`, which become the environment of commands, and text for a shell's `eval`: nothing else may
-    be there. Raises StackError."""
+    """Parse lines `NAME=value`, which become the environment of commands, and text for a shell's `eval`.
+
+    Raises StackError for any other content.
+    """
     variables = {}
     for number, line in enumerate(read_text(file).split("\n"), start=1):
         if not line:
             continue
-        found = _VARIABLE.fullmatch(line)
-        if found is None:
+        match = _VARIABLE.fullmatch(line)
+        if match is None:
             raise StackError(f"{file}, line {number} is `{one_line(line)[:80]}`, which is no NAME=value: {_ANEW}")
-        variables[found[1]] = found[2]
+        variables[match[1]] = match[2]
     return variables
 
 
 def read_values(file: Path, what: str, allowed: Callable[[object], V | None]) -> dict[str, V]:
-    """The JSON object in `file`; {} if there is no such file.
+    """Read the JSON object in `file`; {} if there is no such file.
 
-    allowed: a value as it is read, None if it cannot be; what: such values are. Raises StackError.
+    allowed: converts a value, or returns None for an invalid one; what: noun of the values. Raises StackError.
     """
     if not file.is_file():
         return {}
@@ -52,16 +54,16 @@ def read_values(file: Path, what: str, allowed: Callable[[object], V | None]) ->
     if not isinstance(content, dict):
         raise StackError(f"{file} is no JSON object of {what}: {_ANEW}")
     values: dict[str, V] = {}
-    for name, given in content.items():
-        value = allowed(given)
+    for name, raw in content.items():
+        value = allowed(raw)
         if value is None:
-            raise StackError(f"{file}: `{one_line(name)}` is {given!r}, and it must be one of {what}: {_ANEW}")
+            raise StackError(f"{file}: `{one_line(name)}` is {raw!r}, and it must be one of {what}: {_ANEW}")
         values[name] = value
     return values
 
 
 def read_pid(file: Path, remedy: str) -> int | None:
-    """The number of a process; None if there is no such file. Raises StackError."""
+    """Read a process id; None if there is no such file. Raises StackError."""
     if not file.is_file():
         return None
     text = read_text(file, remedy).strip()

@@ -1,4 +1,4 @@
-"""supervisord starts every service through this module: it ends what a killed predecessor left and becomes the service.
+"""Start of every service by supervisord: ends the leftovers of a killed predecessor and becomes the service.
 
 When Ray's head is killed, its agents and jobs survive for a while and hold the ports that the next head needs.
 """

@@ -1,4 +1,4 @@
-"""Every port that the stack's processes listen on, and what keeps other users of the machine out of it."""
+"""Every port that the stack's processes listen on, with its protection against other users of the machine."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class ListeningPort:
 
 
 def listening_ports(stack: Stack, session: int) -> list[ListeningPort]:
-    """Of the running stack, by number. session: the pid of its supervisord."""
+    """Return the ports of the running stack, by number. session: the pid of its supervisord."""
     members = {process.pid: process for process in processes_of(stack.folder, sessions=[session])}
     names = {port: name for name, port in stack.ports.items()}
-    found = {
+    processes_by_address = {
         (connection.laddr.port, connection.laddr.ip): _label(members[connection.pid])
         for connection in psutil.net_connections("tcp")
         if connection.pid in members and connection.status == psutil.CONN_LISTEN
@@ -51,12 +51,12 @@ def listening_ports(stack: Stack, session: int) -> list[ListeningPort]:
         ListeningPort(
             port, address, process, names.get(port, ""), _protection(stack, port, names.get(port, ""), process)
         )
-        for (port, address), process in sorted(found.items())
+        for (port, address), process in sorted(processes_by_address.items())
     ]
 
 
 def _label(process: psutil.Process) -> str:
-    """Its name; of Python, that of the module or script that it runs."""
+    """Return the process's name; for Python, that of the module or script that it runs."""
     name: str = process.name()
     command: list[str] = process.cmdline()
     if not name.startswith("python"):
@@ -77,7 +77,7 @@ def _protection(stack: Stack, port: int, name: str, process: str) -> str:
 
 
 def _is_metrics(port: int) -> bool:
-    """Whether a Ray process serves its counters there, in the format of Prometheus, which has no credentials."""
+    """Return whether a Ray process serves its counters there, in the format of Prometheus, which has no credentials."""
     import httpx
 
     try:

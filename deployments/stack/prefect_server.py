@@ -1,21 +1,21 @@
 """The Prefect server of the local stack: `python -m deployments.stack.prefect_server --host HOST --port PORT`.
 
-It is `prefect server start` with three differences (Prefect 3.7.7, SQLAlchemy 2.0.58, aiosqlite 0.22.1): two are
-against deadlocks of its event loop, of which the server hangs, and one against requests that fail.
+It is `prefect server start` with three differences (Prefect 3.7.7, SQLAlchemy 2.0.58, aiosqlite 0.22.1): two
+prevent deadlocks of its event loop, in which the server hangs, and one prevents failing requests.
 
-A statement that fails, most often since another one writes, leaves its cursor to the garbage collector. That resets the
+A failed statement, most often after a concurrent write, leaves its cursor to the garbage collector. That resets the
 statement in the event loop's thread, which waits for the connection; if that is in use again and waits for another's
 write, which waits for the event loop, the server hangs until SQLite's wait times out after 60 s, again and again.
 Here the cursor is closed by the connection's own thread, before anything else happens there.
 
-An automation that is created or changed is loaded by another event loop, for which the server's waits, under a lock
-that a coroutine of the server's own loop may hold, as it compares automations with the database every few seconds: then
-it waits for ever. Here the server's loop loads it (PrefectHQ/prefect issue 23055).
+A created or changed automation is loaded by another event loop, for which the server's waits, under a lock
+that a coroutine of the server's own loop may hold, as it compares automations with the database every few seconds: a
+deadlock. Here the server's loop loads it (PrefectHQ/prefect issue 23055).
 
 A transaction that reads and then writes fails with "database is locked" if another one wrote in between. SQLite does
-not wait then, whatever `busy_timeout` is (60 s, with a write-ahead log), since what was read is outdated. Requests
+not wait then, whatever `busy_timeout` is (60 s, with a write-ahead log), since its snapshot is outdated. Requests
 fail, such as the toggle of a schedule, and so do tasks in the background, hundreds in an hour of load. Prefect can
-begin a transaction as one that writes, which waits for its turn, and does so for some: here for all of them.
+begin a transaction as a writer, which waits for its turn, and does so for some: here for all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 
 def close_failed_cursors() -> None:
-    """For all connections of this process."""
+    """Patch all connections of this process to close failed cursors."""
     aiosqlite.Cursor._execute = _execute  # type: ignore[method-assign, assignment]
 
 
@@ -44,7 +44,7 @@ async def _execute(self: aiosqlite.Cursor, function: Callable[..., Any], *argume
 
 
 def load_automations_in_the_loop() -> None:
-    """For all automations that this process creates or changes."""
+    """Patch the loading of automations that this process creates or changes."""
     from prefect.server.events.models import automations
 
     automations.run_coro_as_sync = _in_the_loop  # type: ignore[assignment]
@@ -60,7 +60,7 @@ def _in_the_loop(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 def begin_as_a_writer() -> None:
-    """For all transactions of this process. Those of Prefect open no second one inside, which would wait for ever."""
+    """Begin all transactions of this process as writers. Prefect nests no second one inside, which would deadlock."""
     from prefect.server.database.configurations import AioSqliteConfiguration
 
     begin = AioSqliteConfiguration.begin_transaction

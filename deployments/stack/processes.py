@@ -1,4 +1,4 @@
-"""Find and end the processes of a stack, including those that have left its process tree."""
+"""Search for and termination of a stack's processes, including those that have left its process tree."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ MARKER = "ALIGNMENT_STACK_SERVICE"
 
 
 def processes_of(folder: Path, service: str = "", sessions: Iterable[int] = ()) -> set[psutil.Process]:
-    """All live processes of the stack in `folder`, or of one of its services, with all their descendants.
+    """Return all live processes of the stack in `folder`, or of one of its services, with all their descendants.
 
     A process is recognised by the marker in its environment, or by a session or process group in `sessions`, because
     Ray's agents overwrite their environment with their title. Excludes this process and its ancestors.
     """
     mark = f"{folder}:{service}"
     groups = set(sessions)
-    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    own_pids = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     children: defaultdict[int, list[psutil.Process]] = defaultdict(list)
-    found: set[psutil.Process] = set()
+    processes: set[psutil.Process] = set()
     for process in psutil.process_iter(["ppid"]):
-        if process.pid in mine:
+        if process.pid in own_pids:
             continue
         children[process.info["ppid"]].append(process)
         if _is_marked(process, mark, bool(service)) or _is_in(process, groups):
-            found.add(process)
-    parents = list(found)
+            processes.add(process)
+    parents = list(processes)
     while parents:
-        of_one = [child for child in children[parents.pop().pid] if child not in found]
-        found.update(of_one)
+        of_one = [child for child in children[parents.pop().pid] if child not in processes]
+        processes.update(of_one)
         parents += of_one
-    return {process for process in found if _is_alive(process)}
+    return {process for process in processes if _is_alive(process)}
 
 
 def end(processes: set[psutil.Process], patience: float = 10.0) -> None:

@@ -1,4 +1,4 @@
-"""Register the deployments of deployments/prefect.yaml with the Prefect server."""
+"""Registration of the deployments of deployments/prefect.yaml with the Prefect server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
 
 
 def _register(server: httpx.Client, environment: Mapping[str, str], log: Path) -> None:
-    """Schedules that are enabled stay as they are."""
+    """Register the deployments; enabled schedules are kept."""
     log.write_bytes(b"")
     file = str(DEPLOYMENTS.relative_to(REPOSITORY))
     deploy = (str(Path(sys.executable).parent / "prefect"), "--no-prompt", "deploy", "--all", "--prefect-file", file)
@@ -64,7 +64,7 @@ def _register(server: httpx.Client, environment: Mapping[str, str], log: Path) -
 
 
 def _server(environment: Mapping[str, str]) -> httpx.Client:
-    """Over HTTP, since importing Prefect takes a second."""
+    """Return an HTTP client, since importing Prefect takes a second."""
     user, _, password = environment.get("PREFECT_API_AUTH_STRING", "").partition(":")
     return httpx.Client(
         base_url=environment["PREFECT_API_URL"], auth=(user, password) if user else None, timeout=_SECONDS
@@ -72,16 +72,15 @@ def _server(environment: Mapping[str, str]) -> httpx.Client:
 
 
 def _are_there(server: httpx.Client) -> bool:
-    """Whether the server still has what was registered: anyone may have deleted it in the UI."""
+    """Return whether the server still has all registered objects: anyone may have deleted them in the UI."""
     wanted = {entry["name"] for entry in YAML(typ="safe").load(DEPLOYMENTS)["deployments"]}
     wanted |= {NO_HEARTBEAT, NEVER_STARTS}
     answers = (server.post(f"/{kind}/filter", json={}) for kind in ("deployments", "automations"))
-    return wanted <= {found["name"] for answer in answers for found in answer.raise_for_status().json()}
+    return wanted <= {item["name"] for answer in answers for item in answer.raise_for_status().json()}
 
 
 def _enabled_schedules(server: httpx.Client) -> dict[str, dict[str, Any]]:
-    """By path, what a person has set of each schedule that is enabled: `prefect deploy` puts back what the file says of
-    one that has the same slug."""
+    """Return the user's settings of each enabled schedule, by path: `prefect deploy` resets any of the same slug."""
     answer = server.post("/deployments/filter", json={}).raise_for_status()
     return {
         f"/deployments/{deployment['id']}/schedules/{schedule['id']}": {name: schedule[name] for name in _SET}
@@ -111,7 +110,7 @@ def _run(what: str, command: Sequence[str], environment: Mapping[str, str], log:
 
 
 def _digest(server: str) -> str:
-    """Changes with the server and with every file that defines the deployments."""
+    """Return a value that changes with the server and with every file that defines the deployments."""
     files = [
         DEPLOYMENTS,
         _AUTOMATIONS,

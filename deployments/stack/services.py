@@ -1,4 +1,4 @@
-"""The services of the stack: command, address and health check of each."""
+"""Services of the stack: command, address and health check of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIB = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """`check` returns if the service works, and raises (OSError, httpx.HTTPError …) if it does not."""
+    """A service. `check` returns if it works, and raises (OSError, httpx.HTTPError …) if it does not."""
 
     name: str
     command: tuple[str, ...]
@@ -40,7 +40,7 @@ class Service:
 
 
 def services(stack: Stack) -> list[Service]:
-    """The services of this stack in the order in which they start."""
+    """Return the services of this stack in the order in which they start."""
     owned = []
     if "s3" in stack.owned:
         owned.append(_s3(stack))
@@ -55,7 +55,7 @@ def services(stack: Stack) -> list[Service]:
 
 
 def _program(name: str) -> str:
-    """The path of a program of this Python environment."""
+    """Return the path of a program of this Python environment."""
     return str(Path(sys.executable).parent / name)
 
 
@@ -88,7 +88,7 @@ def certificate_folder(stack: Stack) -> Path:
 
 
 def _check_s3(stack: Stack) -> None:
-    """Sends signed requests, which check the credentials too; creates the bucket."""
+    """Send signed requests, which check the credentials too; create the bucket."""
     import s3fs  # imported here: it takes a second, and only `up` and `status` need it
 
     filesystem = s3fs.S3FileSystem(
@@ -133,17 +133,17 @@ def _ray(stack: Stack) -> Service:
 
 
 def _warm_socket(stack: Stack) -> dict[str, str]:
-    """For Ray's nodes, and for those who submit jobs to them."""
+    """Return the variable of Ray's nodes, and of submitters of jobs to them."""
     return {SOCKET_VARIABLE: str(stack.link / "warm.sock")} if "ray" in stack.owned and _starts_warm() else {}
 
 
 def _starts_warm() -> bool:
-    """A fork cannot use a GPU that the process it comes from has touched, and imports may touch it."""
+    """Return False with GPUs: a fork cannot use a GPU that its parent has initialised, and imports may do so."""
     return value_of("ALIGNMENT_WARM") != "0" and not list(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def _warm(stack: Stack) -> Service:
-    """Not waited for: until it has imported everything, jobs start as fresh processes."""
+    """Return the warm process. It is not waited for: until its imports are done, jobs start as fresh processes."""
     command = (sys.executable, "-m", "rlhf_core.warm.server", str(stack.link / "warm.sock"))
     # Its forks, the jobs, end with it: no reason to look for them at its start.
     return Service("warm", command, "", lambda: _check_warm(stack), ends_leftovers=False)
@@ -157,7 +157,7 @@ def _check_warm(stack: Stack) -> None:
 
 
 def _object_store_memory() -> int:
-    """In bytes: a sixteenth of the memory, but at most 80 % of the free shared memory."""
+    """Return bytes: a sixteenth of the memory, but at most 80 % of the free shared memory."""
     size = max(int(psutil.virtual_memory().total) // 16, 512 * MIB)
     shared = Path("/dev/shm")  # noqa: S108 (where Ray stores its objects)
     if shared.is_dir():
@@ -166,7 +166,7 @@ def _object_store_memory() -> int:
 
 
 def _check_ray(stack: Stack) -> None:
-    """The Jobs API and the node's agent, which starts the jobs, must both answer."""
+    """Check that the Jobs API and the node's agent, which starts the jobs, both respond."""
     for url in (f"{stack.url('ray_dashboard')}/api/jobs/", f"{stack.url('ray_agent')}/api/local_raylet_healthz"):
         _get(url, {"Authorization": f"Bearer {stack.ray_token}"})
 
@@ -194,7 +194,7 @@ def _check_worker(stack: Stack, name: str) -> None:
 
 
 def api_headers(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a request to Prefect's API needs: its client's variables as a header."""
+    """Return the headers of requests to Prefect's API, from its client's variables."""
     if login := environment.get("PREFECT_API_AUTH_STRING"):
         return {"Authorization": f"Basic {b64encode(login.encode()).decode()}"}
     key = environment.get("PREFECT_API_KEY")
@@ -206,7 +206,7 @@ def _get(url: str, headers: Mapping[str, str] | None = None) -> None:
 
 
 def service_environment(stack: Stack, service: Service) -> dict[str, str]:
-    """Variables of a service in addition to supervisord's environment."""
+    """Return the variables of a service in addition to supervisord's environment."""
     return {
         "ALIGNMENT_STACK_SERVICE": f"{stack.folder}:{service.name}",  # how `down` knows the processes of this stack
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",  # a job's `python` is ours

@@ -1,4 +1,4 @@
-"""The settings of a stack: its folder, its ports and its generated credentials."""
+"""Settings of a stack: its folder, its ports and its generated credentials."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _CHOICE = range(20000, 32000)
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A stack on this machine. `owned` are the services that it starts: a subset of s3, ray, prefect."""
+    """A stack on this machine. `owned`: the services that it starts, a subset of s3, ray, prefect."""
 
     folder: Path
     owned: frozenset[str]
@@ -67,7 +67,7 @@ class Stack:
         return self.folder / "logs" / f"{service}.log"
 
     def environment(self) -> dict[str, str]:
-        """The variables by which a command, flow or job finds the services of this stack."""
+        """The variables that point a command, flow or job to the services of this stack."""
         environment = dict(QUIET)
         if "s3" in self.owned:
             environment |= {
@@ -98,7 +98,7 @@ class Stack:
         return environment
 
     def server_environment(self) -> dict[str, str]:
-        """The secrets that a service has in its environment and that no client needs."""
+        """The secrets in a service's environment that no client needs."""
         return {"PREFECT_SERVER_API_AUTH_STRING": self._prefect_login} if "prefect" in self.owned else {}
 
     @property
@@ -107,10 +107,10 @@ class Stack:
 
 
 def open_stack(folder: Path, owned: frozenset[str], environment: Mapping[str, str], *, running: bool) -> Stack:
-    """The stack of `folder`, which is created if it is new. A stored port that is in use is replaced, unless the stack
-    is `running`.
+    """Return the stack of `folder`, which is created if it is new.
 
-    Raises StackError if a port given by `ALIGNMENT_PORT_<NAME>` is in use or not a port number, or a file is damaged.
+    A stored port that is in use is replaced, unless the stack is `running`. Raises StackError if a port given by
+    `ALIGNMENT_PORT_<NAME>` is in use or not a port number, or a file is damaged.
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -136,7 +136,7 @@ def _ports(folder: Path, names: list[str], environment: Mapping[str, str], *, ru
 
 
 def stored_ports(folder: Path) -> dict[str, int]:
-    """Those that the last `up` chose. Raises StackError if the file is damaged."""
+    """Return the ports that the last `up` chose. Raises StackError if the file is damaged."""
     return read_values(folder / "ports.json", "port numbers", _port)
 
 
@@ -168,7 +168,7 @@ def _free_port(folder: Path, taken: set[int]) -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether nothing listens there on loopback."""
+    """Return whether no process listens on the port on loopback."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""Starts the services of the stack and waits until each works."""
+"""Start of the stack's services, with a wait until each works."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _await(stack: Stack, supervisor: Supervisor, service: Service) -> None:
 
 
 def problem_of(service: Service) -> str:
-    """Why the service does not work, in one line; empty if it works."""
+    """Return why the service does not work, in one line; empty if it works."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -63,5 +63,5 @@ def _last_lines(log: Path) -> list[str]:
 
 
 def timeout() -> float:
-    """Seconds that a service may take to start or to stop. Raises VariableError."""
+    """Return the limit for the start or stop of a service, in seconds. Raises VariableError."""
     return float(value_of("ALIGNMENT_STACK_TIMEOUT") or 180)

@@ -73,7 +73,7 @@ class Supervisor:
         self._socket = link / "supervisor.sock"
 
     def pid(self) -> int | None:
-        """The pid of the running supervisord of this folder; None if there is none."""
+        """Return the pid of the running supervisord of this folder; None if there is none."""
         recorded = self.recorded_pid()
         if recorded is None:
             return None
@@ -84,7 +84,10 @@ class Supervisor:
         return recorded if str(self._config) in command else None
 
     def recorded_pid(self) -> int | None:
-        """The pid of the folder's last supervisord, running or not. It is the session id of all that it started."""
+        """Return the pid of the folder's last supervisord, running or not.
+
+        It is the session id of all that it started.
+        """
         return read_pid(
             self._folder / "supervisord.pid",
             f"write the number there that `pgrep -f {self._config}` prints, or remove the file if that prints none",
@@ -130,7 +133,7 @@ class Supervisor:
 
 
 def configuration(stack: Stack, services: list[Service]) -> str:
-    """The text of supervisord.conf. It has no secrets: supervisord gets them in its environment."""
+    """Return the text of supervisord.conf, without secrets, which supervisord gets in its environment."""
     text = _SUPERVISORD.format(folder=_escape(stack.folder), link=_escape(stack.link), repository=_escape(REPOSITORY))
     for priority, service in enumerate(services):
         launch = [sys.executable, "-m", "deployments.stack.launch"]
@@ -158,5 +161,5 @@ def _quote(value: str) -> str:
 
 
 def inherited_environment() -> dict[str, str]:
-    """This process's environment without the marker of another stack's service."""
+    """Return this process's environment without the marker of another stack's service."""
     return {name: value for name, value in os.environ.items() if name != "ALIGNMENT_STACK_SERVICE"}

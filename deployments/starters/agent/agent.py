@@ -8,7 +8,7 @@ from openai import AsyncOpenAI
 
 
 async def run(row: dict[str, Any], base_url: str, api_key: str) -> float:
-    """Asks up to three times; a right answer earns 1, and 0.2 less for each attempt before it."""
+    """Try up to three times; a right answer earns 1, and 0.2 less for each attempt before it."""
     async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
         messages = [*row["prompt"]]
         for attempt in range(3):

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Guess:
-    """Each episode has an object of this class. The number earns 1, and each wrong guess costs `price`."""
+    """One object per episode. The number earns 1, and each wrong guess costs `price`."""
 
     def __init__(self, price: float) -> None:
         self.price = price
@@ -18,8 +18,8 @@ class Guess:
         return messages
 
     def step(self, reply: str) -> dict[str, Any]:
-        found = re.search(r"\d+", reply)
-        guess = int(found[0]) if found else None
+        match = re.search(r"\d+", reply)
+        guess = int(match[0]) if match else None
         if guess == self.number:
             return {"reward": 1.0, "done": True}
         hint = "Reply with a number." if guess is None else "Higher." if guess < self.number else "Lower."
