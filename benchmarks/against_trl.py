@@ -1,6 +1,6 @@
-"""What the benchmarks against TRL share: the sides take turns in processes of their own, and their medians a table.
+"""Common part of the benchmarks against TRL: the sides alternate in processes of their own; a table has their medians.
 
-Every measurement is a process of its own, and the first steps of each are not counted. TRL comes with
+The first steps of each process are not counted. TRL comes with
 `pip install -e .[bench]`, or is put beside this environment: `pip install --target FOLDER --no-deps trl==1.16.0`.
 """
 
@@ -40,7 +40,7 @@ SIDES = {
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """What one benchmark is about."""
+    """Description of one benchmark."""
 
     name: str  # of its module in benchmarks
     description: str
@@ -57,7 +57,7 @@ class Benchmark:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One process."""
+    """The measurement of one process."""
 
     size: str
     dtype: str
@@ -69,13 +69,13 @@ class Measurement:
 
     @property
     def throughput(self) -> float:
-        """Of what is counted, a second."""
+        """Counted units per second."""
         steps = self.result.steps
         return sum(step.amount for step in steps) / sum(step.seconds for step in steps)
 
     @property
     def step(self) -> float:
-        """Seconds of a step, on average."""
+        """Mean seconds of a step."""
         return statistics.mean(step.seconds for step in self.result.steps)
 
     @property
@@ -83,7 +83,7 @@ class Measurement:
         return tuple(self.result.steps[0].phases)
 
     def seconds(self, phase: str) -> float:
-        """Of one step, on average."""
+        """Return the mean seconds of a phase per step."""
         return statistics.mean(step.phases[phase] for step in self.result.steps)
 
 
@@ -102,7 +102,7 @@ class Row:
 
 
 def summarise(measurements: Sequence[Measurement]) -> list[Row]:
-    """One row a side, in the order in which they come."""
+    """Return one row per side, in order of appearance."""
     groups: dict[tuple[str, str, str], list[Measurement]] = {}
     for each in measurements:
         groups.setdefault((each.size, each.dtype, each.side), []).append(each)
@@ -148,8 +148,7 @@ def table(benchmark: Benchmark, rows: Sequence[Row]) -> Table:
 
 
 def different_work(benchmark: Benchmark, measurements: Sequence[Measurement]) -> str | None:
-    """How the work of the last measurement differs from that of the first of its size and precision; None: it is the
-    same."""
+    """Describe how the last measurement's work differs from the first one's of its size and precision; or None."""
     *_, last = measurements
     first = next(each for each in measurements if (each.size, each.dtype) == (last.size, last.dtype))
     one, other = first.result, last.result
@@ -165,13 +164,18 @@ def different_work(benchmark: Benchmark, measurements: Sequence[Measurement]) ->
 
 
 def measure(benchmark: Benchmark, workload: Workload, side: str, model: Path, trl: Path | None) -> Measurement:
-    """In a process of its own. Raises subprocess.CalledProcessError, after the end of its log, if that fails."""
+    """Measure in a process of its own.
+
+    Raises subprocess.CalledProcessError, after the end of its log, if that fails.
+    """
     with tempfile.TemporaryDirectory(prefix=f"{benchmark.name}-") as name:
         folder = Path(name)
         workload.write(folder / "workload.json")
-        ours, theirs = benchmark.modules
+        our_module, their_module = benchmark.modules
         places = [str(folder / "workload.json"), str(model), str(folder / "result.json")]
-        modules = ["benchmarks.as_shipped", f"benchmarks.{ours}"] if side in OURS else [f"benchmarks.{theirs}"]
+        modules = (
+            ["benchmarks.as_shipped", f"benchmarks.{our_module}"] if side in OURS else [f"benchmarks.{their_module}"]
+        )
         command = [sys.executable, "-m", *modules, *places, side]
         with (folder / "log").open("w+", encoding="utf-8") as log:
             child = subprocess.Popen(command, env=_environment(workload, trl, side), stdout=log, stderr=log)
@@ -190,7 +194,7 @@ def measure(benchmark: Benchmark, workload: Workload, side: str, model: Path, tr
 
 
 def undisturbed(measured: Callable[[], Measurement], unit: str, quiet: float) -> Measurement:
-    """Waits until other programs leave the machine alone, and measures again what they have disturbed."""
+    """Wait until other programs leave the machine idle, and repeat disturbed measurements."""
     while True:
         while quiet < 1 and _others() > quiet:
             time.sleep(10)
@@ -202,7 +206,7 @@ def undisturbed(measured: Callable[[], Measurement], unit: str, quiet: float) ->
 
 
 def _others(seconds: float = 10.0) -> float:
-    """The share of the machine that is in use while we use nothing."""
+    """Return the share of the machine that is in use while we use nothing."""
     before = busy_seconds()
     time.sleep(seconds)
     return float((busy_seconds() - before) / (seconds * psutil.cpu_count()))
@@ -218,8 +222,9 @@ def _environment(workload: Workload, trl: Path | None, side: str) -> dict[str, s
 
 
 def _jemalloc() -> dict[str, str]:
-    """For a process whose allocator keeps all memory that it frees: glibc returns what is large to the kernel, and pays
-    for its pages again with every step."""
+    """Return variables for an allocator that keeps freed memory: glibc returns large blocks to the kernel, and
+    page-faults again in every step.
+    """
     ray = find_spec("ray")
     if ray is None or ray.origin is None:
         raise RuntimeError("Ray's wheel, which has jemalloc in it, is not installed")
@@ -230,7 +235,7 @@ def _jemalloc() -> dict[str, str]:
 
 
 def plan(benchmark: Benchmark, arguments: argparse.Namespace) -> Iterator[tuple[Workload, str]]:
-    """What is measured, in order: within one size and precision the sides take turns, back and forth."""
+    """Yield the measurements in order: within one size and precision the sides alternate, back and forth."""
     settings = {name: getattr(arguments, name) for name in _options(benchmark)}
     for size in arguments.sizes:
         for dtype in arguments.dtypes:

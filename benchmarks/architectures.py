@@ -1,10 +1,11 @@
-"""Which architectures are computed rightly, and how: `python -m benchmarks.architectures docs/models.md`.
+"""Correctness of layouts by architecture: `python -m benchmarks.architectures docs/models.md`.
 
-Of every causal architecture of transformers that can be built small from its config class, a model with random weights
-and all kinds of its layers. The layouts that `models/layout_check.py` chooses are held against an oracle, each sequence
-alone through `model(ids).logits`, by log-probs and by the gradient of all weights, in float32. The check sees a model
-with the windows and blocks of its class, as a real one has; the oracle also one where these are short. So a check of a
-few tokens cannot pass for what shows at a distance only. Ends with an error if an accepted layout is wrong.
+Covers every causal architecture of transformers that can be built small from its config class, as a model with random
+weights and all kinds of its layers. The layouts that `models/layout_check.py` chooses are compared with an oracle, each
+sequence alone through `model(ids).logits`, by log-probs and by the gradient of all weights, in float32. The check gets
+a model with the windows and blocks of its class, as a real one has; the oracle also one where these are short. So a
+check of a few tokens cannot miss errors that appear at a distance only. Exits with an error if an accepted layout is
+wrong.
 """
 
 from __future__ import annotations
@@ -61,8 +62,10 @@ def ragged_batch(vocabulary: int) -> PackedBatch:
 
 
 def oracle_error(model: Any, layouts: Layouts) -> float:
-    """The largest error of a layout against sequences alone by the model's eager attention: of a log-prob in nats, or
-    of the gradient of all weights, relative to its norm."""
+    """Return the largest error of a layout against sequences alone by the model's eager attention.
+
+    Of a log-prob in nats, or of the gradient of all weights, relative to its norm.
+    """
     batch = ragged_batch(model.config.get_text_config().vocab_size).to(model.device)
     weights = torch.linspace(-1, 1, batch.num_tokens, device=model.device).cos() * batch.loss_mask
     chosen = "sdpa" if model.config._attn_implementation == IMPLEMENTATION else model.config._attn_implementation
@@ -77,8 +80,8 @@ def oracle_error(model: Any, layouts: Layouts) -> float:
     policy = PolicyModel(model)
     policy.layouts = layouts
     logprobs = policy(batch)[0]
-    found = _gradient(model, (logprobs * weights).sum())
-    error = (found - expected).norm() / expected.norm()
+    gradient = _gradient(model, (logprobs * weights).sum())
+    error = (gradient - expected).norm() / expected.norm()
     return float(torch.maximum((logprobs - alone).abs().max(), error).detach())
 
 
@@ -94,13 +97,13 @@ def _gradient(model: Any, loss: Tensor) -> Tensor:
 
 
 def accepted(layouts: Layouts) -> list[Layouts]:
-    """Each layout that a batch may get, alone."""
+    """Return each layout that a batch may get, alone."""
     packed = [each for each in (TREE, PACKED, INDEXED) if each.packed == layouts.packed]
     return [ROWS, *packed] if layouts.rows else packed
 
 
 def examine(model_type: str) -> Entry:
-    """Raises TimeoutError if the architecture takes too long."""
+    """Examine one architecture. Raises TimeoutError if it takes too long."""
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
     try:
         real, short = (small_model(config) for config in _real_and_short(model_type))
@@ -123,7 +126,10 @@ def examine(model_type: str) -> Entry:
 
 
 def _real_and_short(model_type: str) -> tuple[Any, Any]:
-    """With windows and blocks of the class, and with short ones. A window that the class has not by default is long."""
+    """Build a model with windows and blocks of the class, and one with short ones.
+
+    A window without a default is long.
+    """
     real, short = small_config(model_type, short=False), small_config(model_type)
     if getattr(short, "sliding_window", None) and not getattr(real, "sliding_window", None):
         real = small_config(model_type, short=False, sliding_window=_LONG_WINDOW)
@@ -176,7 +182,7 @@ Not built: {missing}.
 
 
 def page(entries: Sequence[Entry]) -> str:
-    """The text of docs/models.md."""
+    """Return the text of docs/models.md."""
     built = [entry for entry in entries if entry.verdict != _NOT_BUILT]
     verdicts = Counter(entry.verdict for entry in built)
     rows = [f"| {e.model_type} | {e.name} | {e.verdict} | {e.reason.replace('|', ' ')} |" for e in built]

@@ -1,4 +1,4 @@
-"""A program as a job of the local stack runs on a machine without GPUs: `python -m benchmarks.as_shipped MODULE …`.
+"""Run a program as a job of the local stack without GPUs: `python -m benchmarks.as_shipped MODULE …`.
 
 MODULE, and the actors that it starts, are forks of a warm process and share the memory of its libraries.
 """

@@ -1,4 +1,4 @@
-"""RL after its rollouts and beside them, with episodes of very unequal length: `python -m benchmarks.asynchronous`.
+"""RL with rollouts before and beside training, with very unequal episodes: `python -m benchmarks.asynchronous`.
 
 A model of 1M learns a simple preference in episodes of 1 turn, and one in eight of 12 turns. The engine has one core,
 and the rank with the driver and the environments another. Each run is a process of its own.
@@ -84,7 +84,7 @@ def config(side: str, steps: int) -> RLConfig:
 
 
 def run(side: str, seed: int, steps: int, reward: float, model: Path) -> Measured:
-    """In a process of its own. reward: whose time is measured."""
+    """Measure in a process of its own. reward: the threshold whose time is measured."""
     processes: list[psutil.Process] = []
 
     @contextmanager
@@ -133,9 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--reward", type=float, default=0.5, help="until which the time is measured")
     parser.add_argument("--sides", nargs="+", choices=[*SIDES], default=[*SIDES])
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     shown = Table(
-        title=f"{given.steps} steps of {_PROMPTS} x {_GROUP} episodes; medians of {given.seeds} seeds, all rewards"
+        title=f"{parsed.steps} steps of {_PROMPTS} x {_GROUP} episodes; medians of {parsed.seeds} seeds, all rewards"
     )
     for column in (
         "side",
@@ -151,16 +151,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         make_model(_SHAPE, Path(folder), ends_after=_REPLY)
-        for side in given.sides:
-            made = [_alone(side, seed, given.steps, given.reward, Path(folder)) for seed in range(given.seeds)]
+        for side in parsed.sides:
+            measurements = [
+                _alone(side, seed, parsed.steps, parsed.reward, Path(folder)) for seed in range(parsed.seeds)
+            ]
 
-            def median(name: str, made: Sequence[Measured] = made) -> float:
-                return float(statistics.median(getattr(each, name) for each in made))
+            def median(name: str, measurements: Sequence[Measured] = measurements) -> float:
+                return float(statistics.median(getattr(each, name) for each in measurements))
 
             shown.add_row(
                 side, f"{median('seconds'):.2f}", f"{median('engine_idle'):.0%}", f"{median('rank_idle'):.0%}",
-                f"{median('lag'):.2f}", f"{median('total'):.0f}", ", ".join(f"{each.reward:.3f}" for each in made),
-                ", ".join(f"{each.reached:.0f}" for each in made),
+                f"{median('lag'):.2f}", f"{median('total'):.0f}",
+                ", ".join(f"{each.reward:.3f}" for each in measurements), ", ".join(f"{each.reached:.0f}" for each in measurements),
             )  # fmt: skip
             print(f"{side}: {time.perf_counter() - began:.0f} s so far", flush=True)
     Console().print(shown)

@@ -1,7 +1,7 @@
-"""What a checkpoint costs: `python -m benchmarks.checkpoint [--hidden 384] [--layers 8] [--steps 12] [--rounds 3]`.
+"""Cost of a checkpoint: `python -m benchmarks.checkpoint [--hidden 384] [--layers 8] [--steps 12] [--rounds 3]`.
 
-One rank trains a model of random weights on random tokens, rounds with checkpoints and rounds without in turn. For how
-long does training stand still, how long does the writing go on beside it, and what does it cost the steps meanwhile?
+One rank trains a model of random weights on random tokens, alternately in rounds with and without checkpoints. Measures
+the pause of training, the time of the concurrent write, and the slowdown of the steps meanwhile.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VOCABULARY = 8192
 
 @dataclass
 class StoreContext(FolderContext):
-    """With checkpoints in a store of its own."""
+    """Context with checkpoints in a store of its own."""
 
     store: Store = field(kw_only=True)
 
@@ -51,7 +51,7 @@ class StoreContext(FolderContext):
 
 
 class TimedCheckpointing(Checkpointing):
-    """Says how long each was written, beside the training."""
+    """Measures the time of each write, beside the training."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -77,7 +77,7 @@ def train(
     context: StoreContext,
     examples: Sequence[Example],
 ) -> Round:
-    """Time per round until the last step is done; what is still written then is waited for, and not counted."""
+    """Return the time per round until the last step is done; a write in progress is waited for, but not counted."""
     measured = Round()
     config = CheckpointConfig(every_steps=every, every_minutes=None)
     checkpoints = TimedCheckpointing(config, context, workers, {})

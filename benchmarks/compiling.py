@@ -1,7 +1,7 @@
 """Forward and backward of one batch by plain and compiled layers: `python -m benchmarks.compiling [--dtype bfloat16]`.
 
 The model is that of `benchmarks.layouts`; the batch has 8 groups of 8 completions. The first pass of compiled layers
-compiles them, or finds the code in the folder TORCHINDUCTOR_CACHE_DIR: run it twice with an empty folder to see both.
+compiles them, or loads the code from the folder TORCHINDUCTOR_CACHE_DIR: run it twice with an empty folder for both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What checking a large dataset costs: `python -m benchmarks.data [ROWS]`, by default a million of 500 characters.
+"""Cost of checking a large dataset: `python -m benchmarks.data [ROWS]`, by default a million of 500 characters.
 
 One text in 20 is an earlier one with one word changed; 1000 prompts are excluded, none of which occurs. Every case is
-a process of its own that runs the dataset stage as it ships, and loads no torch. With `--datasketch ROWS` that library
-looks for the same near-duplicates (pip install datasketch), to compare.
+a process of its own that runs the dataset stage as shipped, and loads no torch. With `--datasketch ROWS` that library
+searches for the same near-duplicates (pip install datasketch), for comparison.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class FolderContext:
-    """As much of contract.StageContext as the dataset stage uses."""
+    """The part of contract.StageContext that the dataset stage uses."""
 
     name, seed = "data.benchmark", 0
 
@@ -63,7 +63,7 @@ class Result:
 
 
 def texts(count: int) -> Iterator[str]:
-    """`count` texts of at most 500 characters, words drawn by Zipf's law; the same every time."""
+    """Yield `count` texts of at most 500 characters, words drawn by Zipf's law; reproducible."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(30_000)]
     weights = list(accumulate(1 / (rank + 10) for rank in range(len(words))))
@@ -81,18 +81,18 @@ def texts(count: int) -> Iterator[str]:
 
 
 def write_inputs(root: Path, rows: int) -> None:
-    """The file of texts, and the held-out dataset's folder."""
+    """Write the file of texts, and the held-out dataset's folder."""
     with (root / FILE).open("w") as file:
         for text in texts(rows):
             file.write(json.dumps({"text": text}) + "\n")
     draw = random.Random(1)
-    asked = (" ".join(f"word{draw.randrange(10**6)}" for _ in range(draw.randint(3, 30))) for _ in range(HELD_OUT))
-    prompts = [{"id": str(i), "prompt": [{"role": "user", "content": text}]} for i, text in enumerate(asked)]
+    questions = (" ".join(f"word{draw.randrange(10**6)}" for _ in range(draw.randint(3, 30))) for _ in range(HELD_OUT))
+    prompts = [{"id": str(i), "prompt": [{"role": "user", "content": text}]} for i, text in enumerate(questions)]
     write_dataset(root / "held_out", prompts, {"format": "prompts"})
 
 
 def measure(root: Path, case: str) -> Result:
-    """Runs the case in this process."""
+    """Run the case in this process."""
     source = {"type": "files", "paths": [FILE]}
     settings = {"format": "text", "source": source, **CASES[case]}
     inputs = {"exclude.test": stage_input(root / "held_out", Kind.DATASET)}
@@ -107,21 +107,21 @@ def measure(root: Path, case: str) -> Result:
 
 
 def datasketch_seconds(rows: int) -> tuple[float, int]:
-    """Processor seconds of datasketch for sketches and look-ups of `rows` texts, and the near-duplicates it finds."""
+    """Return datasketch's processor seconds for sketches and queries of `rows` texts, and its near-duplicates."""
     from datasketch import MinHash, MinHashLSH  # type: ignore[import-not-found]  # only who compares installs it
 
-    found, index = 0, MinHashLSH(threshold=0.8, num_perm=128, params=(16, 8))
-    given = list(texts(rows))
+    duplicates, index = 0, MinHashLSH(threshold=0.8, num_perm=128, params=(16, 8))
+    all_texts = list(texts(rows))
     started = time.process_time()
-    for number, text in enumerate(given):
+    for number, text in enumerate(all_texts):
         words = text.split()
         minhash = MinHash(num_perm=128)
         minhash.update_batch([" ".join(words[start : start + 5]).encode() for start in range(max(len(words) - 4, 1))])
         if index.query(minhash):
-            found += 1
+            duplicates += 1
         else:
             index.insert(number, minhash)
-    return time.process_time() - started, found
+    return time.process_time() - started, duplicates
 
 
 def in_own_process(root: Path, case: str) -> Result:
@@ -135,8 +135,8 @@ def main(arguments: list[str]) -> None:
         case ["--case", root, case]:
             print(json.dumps(asdict(measure(Path(root), case))))
         case ["--datasketch", rows]:
-            seconds, found = datasketch_seconds(int(rows))
-            console.print(f"{rows} rows: {seconds:.1f} CPU s, {found} near-duplicates")
+            seconds, duplicates = datasketch_seconds(int(rows))
+            console.print(f"{rows} rows: {seconds:.1f} CPU s, {duplicates} near-duplicates")
         case _:
             count = int(arguments[0]) if arguments else ROWS
             table = Table("case", "s", "CPU s", "peak memory, MiB", "metrics")

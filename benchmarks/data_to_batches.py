@@ -5,8 +5,8 @@ of which one in 40 repeats an earlier one; one process; all phases up to the las
 
 Ours reads, checks and deduplicates as the dataset stage, tokenises as pre-training, and packs and divides every step of
 an epoch for two ranks. Plain `datasets` loads the JSON, maps the tokenizer over it, and maps that into blocks of equal
-length; it neither checks rows nor looks for duplicates. Each is a process of its own. BENCHMARK_FOLDER says where the
-files go.
+length; it neither checks nor deduplicates rows. Each is a process of its own. BENCHMARK_FOLDER is the folder of the
+files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ARGUMENTS = ("5000000", "1", PHASES[-1])
 
 
 def bodies() -> list[str]:
-    """Texts of words drawn by Zipf's law; the same every time."""
+    """Return texts of words drawn by Zipf's law; reproducible."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(30_000)]
     weights = list(accumulate(1 / (rank + 10) for rank in range(len(words))))
@@ -47,29 +47,28 @@ def bodies() -> list[str]:
 
 
 def write_inputs(root: Path, rows: int) -> None:
-    """The file, and the folder of a byte-level tokenizer that knows such texts."""
+    """Write the file, and the folder of a byte-level tokenizer trained on such texts."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast
 
-    given = bodies()
+    all_bodies = bodies()
     with (root / FILE).open("w") as file:
         for number in range(rows):
             number = number // 2 if number % 20 == 0 else number
-            file.write(json.dumps({"text": f"{number} {given[number % DIFFERENT]}"}) + "\n")
+            file.write(json.dumps({"text": f"{number} {all_bodies[number % DIFFERENT]}"}) + "\n")
     tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(given, vocab_size=VOCABULARY, special_tokens=[EOS], show_progress=False)
+    tokenizer.train_from_iterator(all_bodies, vocab_size=VOCABULARY, special_tokens=[EOS], show_progress=False)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, eos_token=EOS).save_pretrained(root / "model")
 
 
 @contextmanager
 def phase(name: str) -> Iterator[dict[str, int]]:
-    """Prints how long it took, the processor seconds of it and of processes that have ended, and what is put into the
-    mapping."""
-    found: dict[str, int] = {}
+    """Print the seconds of the phase, the processor seconds with ended children's, and the yielded mapping."""
+    counts: dict[str, int] = {}
     started, worked = time.perf_counter(), sum(os.times()[:4])
-    yield found
+    yield counts
     times = {"seconds": time.perf_counter() - started, "worked": sum(os.times()[:4]) - worked}
-    print(json.dumps({"phase": name, **times, **found}), flush=True)
+    print(json.dumps({"phase": name, **times, **counts}), flush=True)
 
 
 def ours(root: Path, processes: int, last: str) -> None:
@@ -91,27 +90,27 @@ def ours(root: Path, processes: int, last: str) -> None:
             "format": "text", "source": {"type": "files", "paths": [FILE]}, "near_duplicates": "off",
             "processes": processes,
         }  # fmt: skip
-        with phase("read") as found:
+        with phase("read") as counts:
             output = run(DatasetConfig.model_validate_json(json.dumps(settings)), {}, context)
-            found |= {name: value for name, value in output.metrics.items() if isinstance(value, int)}
+            counts |= {name: value for name, value in output.metrics.items() if isinstance(value, int)}
         if last == "read":
             return
-        with phase("tokenise") as found:
+        with phase("tokenise") as counts:
             encode = partial(document_examples, load_tokenizer(root / "model"), max_length=LENGTH)
             rows = iterate_rows(output.folder)
             examples = fit_examples(rows, encode, RowPolicy(), LENGTH, context.workdir, processes).rows
-            found["examples"] = len(examples)
+            counts["examples"] = len(examples)
         if last == "tokenise":
             return
         config = PretrainConfig.model_validate_json(
             json.dumps({"dataset": "d", "batch_size": BATCH, "max_length": LENGTH, "optimizer": {"learning_rate": 1}})
         )
-        with phase("pack") as found:
+        with phase("pack") as counts:
             tokens = 0
             for indices in step_indices(len(examples), config, 0):
                 shards = divide(pack_sequences([examples[index] for index in indices]), RANKS, TOKENS)
                 tokens += shards[0].num_tokens
-            found["tokens"] = tokens
+            counts["tokens"] = tokens
 
 
 def plain(root: Path, processes: int, last: str) -> None:
@@ -123,22 +122,22 @@ def plain(root: Path, processes: int, last: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(root / "model")
     processes_or_none = processes if processes > 1 else None
     with tempfile.TemporaryDirectory(dir=root) as cache:
-        with phase("read") as found:
+        with phase("read") as counts:
             rows = datasets.load_dataset("json", data_files=str(root / FILE), split="train", cache_dir=cache)
-            found["rows"] = len(rows)
+            counts["rows"] = len(rows)
         if last == "read":
             return
-        with phase("tokenise") as found:
+        with phase("tokenise") as counts:
             encoded = rows.map(
                 _tokens, batched=True, remove_columns=["text"], num_proc=processes_or_none,
                 fn_kwargs={"tokenizer": tokenizer},
             )  # fmt: skip
-            found["examples"] = len(encoded)
+            counts["examples"] = len(encoded)
         if last == "tokenise":
             return
-        with phase("pack") as found:
+        with phase("pack") as counts:
             blocks = encoded.map(_blocks, batched=True, num_proc=processes_or_none)
-            found["tokens"] = len(blocks) * LENGTH
+            counts["tokens"] = len(blocks) * LENGTH
 
 
 def _tokens(batch: Mapping[str, list[str]], tokenizer: Any) -> dict[str, list[list[int]]]:
@@ -151,7 +150,7 @@ def _blocks(batch: Mapping[str, list[list[int]]]) -> dict[str, list[list[int]]]:
 
 
 def measured(root: Path, name: str, *arguments: str) -> tuple[dict[str, dict[str, float]], ProcessWatch]:
-    """What each phase printed, and the memory of the whole."""
+    """Return the output of each phase, and the memory of the whole."""
     command = [sys.executable, "-m", "benchmarks.data_to_batches", f"--{name}", str(root), *arguments]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     with running, ProcessWatch(running.pid, interval=1.0) as watch:
@@ -178,10 +177,10 @@ def main(arguments: list[str]) -> None:
                 write_inputs(Path(folder), int(rows))
                 size = (Path(folder) / FILE).stat().st_size
                 for name in ("ours", "plain"):
-                    found, watch = measured(Path(folder), name, processes, last)
-                    seconds = [f"{of.pop('seconds'):.0f} ({of.pop('worked'):.0f})" for of in found.values()]
+                    phases_by_name, watch = measured(Path(folder), name, processes, last)
+                    seconds = [f"{of.pop('seconds'):.0f} ({of.pop('worked'):.0f})" for of in phases_by_name.values()]
                     memory = [f"{bytes_ / 2**20:.0f}" for bytes_ in (watch.peak, watch.peak_anonymous)]
-                    counts = {key: value for of in found.values() for key, value in of.items()}
+                    counts = {key: value for of in phases_by_name.values() for key, value in of.items()}
                     table.add_row(name, *seconds, *memory, str(counts))
             title = f"{rows} rows, {size / 2**20:.0f} MiB, {processes} processes; load average {os.getloadavg()[0]:.1f}"
             console.print(title, table)

@@ -1,9 +1,9 @@
 """Memory and time of a student's divergence from its teacher, in chunks and whole: `python -m benchmarks.divergence`.
 
-`whole` is what one would write: log-softmax of all logits of both, and autograd. `chunked` is models/distillation.py,
+`whole` is the textbook form: log-softmax of all logits of both, and autograd. `chunked` is models/distillation.py,
 from the teacher's head; `stored` the same from 64 log-probs of each row. Forward and backward, of the heads alone, with
 the cross-entropy of the rows' own tokens. Each figure is from a process of its own, so that its peak is its own; memory
-is what the pass adds to it, beyond inputs, weights and their gradients.
+is the addition of the pass to inputs, weights and their gradients.
 """
 
 from __future__ import annotations
@@ -66,26 +66,28 @@ def whole(head: nn.Module, hidden: Tensor, targets: Tensor, teacher: Tensor, div
 
 
 def measure(case: Case) -> Result:
-    """Runs the case in this process."""
+    """Run the case in this process."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     options = {"device": device, "dtype": getattr(torch, case.dtype)}
     student, teacher = (
         nn.Linear(width, case.vocabulary, bias=False, **options) for width in (case.student, case.teacher)
     )
-    ours, theirs = (torch.randn(case.tokens, width, **options) for width in (case.student, case.teacher))
+    student_hidden, teacher_hidden = (
+        torch.randn(case.tokens, width, **options) for width in (case.student, case.teacher)
+    )
     targets = torch.randint(case.vocabulary, (case.tokens,), device=device)
-    ours.requires_grad_()
-    for tensor in (student.weight, ours):
+    student_hidden.requires_grad_()
+    for tensor in (student.weight, student_hidden):
         tensor.grad = torch.zeros_like(tensor)
     teacher.requires_grad_(False)
-    taught = _stored(teacher, theirs) if case.form == "stored" else _run(case, teacher, theirs)
+    taught = _stored(teacher, teacher_hidden) if case.form == "stored" else _run(case, teacher, teacher_hidden)
 
     def run() -> float:
         if case.form == "whole":
-            results = whole(student, ours, targets, teacher(theirs), case.divergence)
+            results = whole(student, student_hidden, targets, teacher(teacher_hidden), case.divergence)
         else:
-            results = chunked_divergence(student, ours, targets, taught, vocabulary=case.vocabulary)
+            results = chunked_divergence(student, student_hidden, targets, taught, vocabulary=case.vocabulary)
         torch.stack(results).sum().backward()
         return float(results[1].detach().mean())
 

@@ -1,7 +1,7 @@
-"""Episodes that wait for each other, so that they repeat, and such that do not: `python -m benchmarks.episodes`.
+"""Episodes in rounds, which are reproducible, and concurrent ones, which are not: `python -m benchmarks.episodes`.
 
 One engine on CPU with a model of 25M plays 48 episodes of 1 to 8 turns, whose replies have 24 tokens on average; the
-environment thinks before each turn, for as long as an exponential distribution says. Sides: in rounds without prefixes
+environment delays each turn by an exponentially distributed time. Sides: in rounds without prefixes
 of earlier turns, in rounds, and concurrently; a repeat runs each once.
 """
 
@@ -42,7 +42,7 @@ _CASES: Mapping[str, tuple[int, float]] = {
 
 
 class Thinking(Environments, EpisodeEnvironment):
-    """Environments of `turns` turns at most, each of which takes `seconds` on average."""
+    """Environments of `turns` turns at most, each with a delay of `seconds` on average."""
 
     name, max_turns = "thinking", _TURNS
 
@@ -82,7 +82,7 @@ def words(source: random.Random, count: int) -> str:
 
 
 def played(engines: Engines, tokenizer: Tokenizer, side: str, environments: Environments) -> tuple[float, int]:
-    """Seconds, and the tokens that were sampled."""
+    """Return the seconds, and the sampled tokens."""
     config = RolloutEngineConfig(max_length=_MAX_LENGTH, repeatable=side != "concurrent")
     source = random.Random(0)
     rows = [{"id": str(i), "prompt": [{"role": "user", "content": words(source, _PROMPT)}]} for i in range(_EPISODES)]

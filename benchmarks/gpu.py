@@ -68,12 +68,12 @@ def device() -> torch.device:
 
 
 def model(scale: Scale, dtype: torch.dtype) -> Any:
-    """A PreTrainedModel on the device."""
+    """Return a PreTrainedModel on the device."""
     torch.manual_seed(0)
     config = transformers.Qwen3Config(**scale.config)
     with device():
-        made: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    return made
+        built: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    return built
 
 
 def engine(scale: Scale, *, trained: bool = True, lora: LoraConfig | None = None) -> DeepSpeedEngine:
@@ -109,7 +109,7 @@ def logprobs(model: nn.Module, part: PackedBatch) -> Tensor:
 
 
 def rl_update(scale: Scale) -> tuple[Work, Seconds]:
-    """Log-probs by the policy and by a reference, and one update."""
+    """Compute log-probs by the policy and by a reference, and one update."""
     batch, policy, reference = sequences(scale, scale.rl), engine(scale), engine(scale, trained=False)
 
     def step() -> None:
@@ -121,7 +121,7 @@ def rl_update(scale: Scale) -> tuple[Work, Seconds]:
 
 
 def grpo_update(scale: Scale, *, tree: bool) -> tuple[Work, Seconds]:
-    """One update of a step's groups; without a tree they are packed, or in rows where that costs less."""
+    """Run one update of a step's groups; without a tree they are packed, or in rows where that costs less."""
     batch, policy = sequences(scale, scale.grpo), engine(scale)
     if not tree:
         causal: Any = policy.module.model
@@ -153,8 +153,9 @@ CASES: Mapping[str, Case] = {
 
 
 def measure(name: str, scale: Scale, profile: Path | None = None) -> Result:
-    """profile: a file to which the operators of one more step are added, those that take longest on the device first,
-    then those that take longest on the host."""
+    """Measure a case. profile: a file to which the operators of one more step are appended, first those that take
+    longest on the device, then those that take longest on the host.
+    """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     done, seconds = CASES[name](scale)
@@ -207,7 +208,7 @@ def _peak_flops() -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """How a trainer lends its device."""
+    """Device memory and seconds of a trainer's offload and reload."""
 
     training_bytes: int  # on the device between two steps
     lent_bytes: int  # while it is lent
@@ -217,7 +218,7 @@ class Turn:
 
 
 def measure_turn(scale: Scale) -> Turn | None:
-    """Of full training under ZeRO 2, once its pinned host memory is there; None without a GPU."""
+    """Measure full training under ZeRO 2, with its pinned host memory allocated; None without a GPU."""
     if not torch.cuda.is_available():
         return None
     batch, trained = unrelated(scale, scale.short), engine(scale)
@@ -258,7 +259,7 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def run(names: Sequence[str], scale: Scale, output: Path | None, profile: Path | None) -> Iterator[Result]:
-    """The results, each written to `output` at once with those before it."""
+    """Return the results, each written to `output` at once with those before it."""
     results: list[Result] = []
     turn = measure_turn(scale)
     for name in names:

@@ -1,6 +1,6 @@
 """TRL's side of `benchmarks.gpu`: the update of its GRPOTrainer on given completions.
 
-Nothing of TRL is changed but where completions come from: they are drawn, not sampled.
+TRL is unchanged except for the source of completions: they are drawn, not sampled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MICRO_BATCH = 8  # sequences of a forward
 
 @dataclass
 class UpdateTimer(TrainerCallback):
-    """Seconds of each step without those of `prepare`, on a device that has finished."""
+    """Measures each step without its `prepare`, on a synchronised device."""
 
     synchronize: Callable[[], None]
     seconds: list[float] = field(default_factory=list)
@@ -53,7 +53,7 @@ def update_seconds(
     model: Any, *, prompts: int, prompt: int, completions: int, completion: int, steps: int,
     synchronize: Callable[[], None],
 ) -> list[float]:  # fmt: skip
-    """Seconds of each of `steps` updates on `prompts` x `completions` sequences of these lengths in tokens.
+    """Return the seconds of each of `steps` updates on `prompts` x `completions` sequences of these lengths in tokens.
 
     model: a PreTrainedModel on its device; float32 weights are trained under bfloat16 autocast, TRL's default.
     """
@@ -66,10 +66,10 @@ def update_seconds(
     def draw(count: int) -> list[int]:
         return torch.randint(words.start, words.stop, (count,), generator=generator).tolist()
 
-    def drawn(asked: Sequence[Sequence[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
-        if any(len(ids) != prompt for ids in asked):
+    def drawn(prompt_tokens: Sequence[Sequence[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        if any(len(ids) != prompt for ids in prompt_tokens):
             raise RuntimeError(f"a prompt has not {prompt} tokens")
-        return [draw(completion) for _ in asked], None
+        return [draw(completion) for _ in prompt_tokens], None
 
     texts = [" ".join(f"w{word}" for word in draw(prompt - _MARKS)) for _ in range(prompts * steps)]
     timer = UpdateTimer(synchronize)

@@ -65,7 +65,7 @@ class Work:
 
 
 def sequences(scale: Scale, group: Group) -> PackedBatch:
-    """Random prompts with completions, which are trained."""
+    """Return random prompts with completions, which are trained."""
     generator = torch.Generator().manual_seed(0)
     draw = partial(torch.randint, 3, scale.config["vocab_size"], generator=generator)
     ids = []
@@ -76,13 +76,16 @@ def sequences(scale: Scale, group: Group) -> PackedBatch:
 
 
 def unrelated(scale: Scale, tokens: int) -> PackedBatch:
-    """`tokens` in sequences without prompts."""
+    """Return `tokens` in sequences without prompts."""
     return sequences(scale, Group(tokens // scale.sequence, 0, 1, scale.sequence))
 
 
 def work(scale: Scale, batch: PackedBatch, *, tree: bool, passes: tuple[float, float]) -> Work:
-    """The cost of a step on `batch`. passes: how often the backbone and the head are run as a forward is; the backward
-    of trained weights counts 2, of frozen ones 1."""
+    """Return the cost of a step on `batch`.
+
+    passes: the number of forward-equivalent passes of backbone and head; the backward of trained weights counts 2, of
+    frozen ones 1.
+    """
     c = scale.config
     layers, heads = c["num_hidden_layers"], c["num_attention_heads"] * c["head_dim"]
     attention = 2 * c["hidden_size"] * (heads + c["num_key_value_heads"] * c["head_dim"])

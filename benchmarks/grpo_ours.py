@@ -1,4 +1,4 @@
-"""Our side of `benchmarks.grpo_vs_trl`: the RL stage as it ships, on a Ray cluster of its own.
+"""Our side of `benchmarks.grpo_vs_trl`: the RL stage as shipped, on a Ray cluster of its own.
 
 `python -m benchmarks.grpo_ours WORKLOAD MODEL RESULT SIDE`. One engine (vLLM) and one training rank (DeepSpeed), each a
 Ray actor in its own process, and the loop in this one. Weights are published and proven after every step.
@@ -27,7 +27,7 @@ REWARD_FILE = Path(grpo_workload.__file__)
 
 
 def config(workload: GRPOWorkload, side: str) -> RLConfig:
-    """The stage's settings; what is not said is what the stage does by default."""
+    """Return the stage's settings; all others are defaults."""
     return RLConfig.model_validate({
         "algorithm": "grpo",
         "dataset": "prompts",
@@ -56,7 +56,10 @@ def config(workload: GRPOWorkload, side: str) -> RLConfig:
 
 
 def measured_steps(workload: GRPOWorkload, ended: Sequence[tuple[float, Mapping[str, float]]]) -> Result:
-    """ended: when each step did, and its metrics. Raises RuntimeError if a completion ended that never should."""
+    """Return the steps. ended: end and metrics of each step.
+
+    Raises RuntimeError if a completion ended that never should.
+    """
     for _, metrics in ended[workload.warm_up :]:
         if not workload.mean_completion and metrics["completion_length"] != workload.completion_tokens:
             raise RuntimeError(f"completions have {metrics['completion_length']} tokens on average: not the same work")
@@ -71,8 +74,8 @@ def run(workload: GRPOWorkload, model: Path, side: str) -> Result:
     with tempfile.TemporaryDirectory(prefix="grpo-") as name:
         folder = Path(name)
         write_dataset(folder / "prompts", rows(workload), {})
-        asked = to_prompts(rows(workload), load_tokenizer(model), max_tokens=workload.longest)
-        if {prompt.token_ids for prompt in asked} != prompt_ids(workload):
+        prompts = to_prompts(rows(workload), load_tokenizer(model), max_tokens=workload.longest)
+        if {prompt.token_ids for prompt in prompts} != prompt_ids(workload):
             raise RuntimeError("the prompts are not those of the workload")
         inputs, context = stage_inputs(model, folder / "prompts", folder)
         rl.run(config(workload, side), inputs, context, RayCluster())

@@ -1,4 +1,4 @@
-"""TRL's side of `benchmarks.grpo_vs_trl`: its GRPOTrainer, as a user would set it up for speed on a CPU.
+"""TRL's side of `benchmarks.grpo_vs_trl`: its GRPOTrainer, set up for speed on a CPU as by a user.
 
 `python -m benchmarks.grpo_trl WORKLOAD MODEL RESULT PATH`, where PATH is one of trl_trainers.PATHS. Three of its
 methods are timed.
@@ -29,7 +29,7 @@ from benchmarks.workload import Result, answer, measured
 
 @dataclass
 class PhaseTimer(StepTimer):
-    """And the seconds of each step by phase."""
+    """A StepTimer that also measures each step by phase."""
 
     phases: list[dict[str, float]] = field(default_factory=list)
     _began: float = 0.0
@@ -40,13 +40,13 @@ class PhaseTimer(StepTimer):
 
     def on_step_end(self, *arguments: Any, **named: Any) -> None:
         super().on_step_end(*arguments, **named)
-        found, self._current = self._current, {}
-        generate, score, prepare = (found.get(name, 0.0) for name in ("generate", "score", "prepare"))
+        seconds, self._current = self._current, {}
+        generate, score, prepare = (seconds.get(name, 0.0) for name in ("generate", "score", "prepare"))
         update = self.ended[-1] - self._began - prepare
         self.phases.append({"generate": generate, "score": score, "update": update, "publish": 0.0})
 
     def timed(self, phase: str, method: Callable[..., Any], where: Callable[[], bool] = lambda: True) -> Any:
-        """`method`, its seconds added to `phase` where `where()` is true."""
+        """Wrap `method`; its seconds are added to `phase` if `where()` is true."""
 
         def call(*arguments: Any, **named: Any) -> Any:
             began = time.perf_counter()
@@ -59,7 +59,7 @@ class PhaseTimer(StepTimer):
 
 
 def text_reward(prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
-    """The workload's reward, on conversations as TRL hands them over."""
+    """Return the workload's reward of TRL's conversations."""
     return reward([completion[0]["content"] for completion in completions], [], [])
 
 
@@ -85,13 +85,16 @@ def build(workload: GRPOWorkload, model: Path, path: str, folder: str, timer: Ph
 
 
 def checked(workload: GRPOWorkload, generate: Callable[..., Any], tokens: list[int]) -> Any:
-    """`generate`, which must have been given the workload's prompts and answer with full completions, or with such as
-    may end; `tokens` gets the number of theirs, step by step."""
-    known = prompt_ids(workload)
+    """Wrap `generate`, and check that it gets the workload's prompts and returns full completions, or ending ones if
+    allowed.
+
+    tokens: receives the number of theirs, step by step.
+    """
+    allowed = prompt_ids(workload)
 
     def call(prompts: Sequence[Iterable[int]], *arguments: Any, **named: Any) -> Any:
         completions, logprobs = generate(prompts, *arguments, **named)
-        if len(prompts) != workload.completions or not {tuple(ids) for ids in prompts} <= known:
+        if len(prompts) != workload.completions or not {tuple(ids) for ids in prompts} <= allowed:
             raise RuntimeError("the prompts are not those of the workload")
         tokens.append(sum(map(len, completions)))
         if not workload.mean_completion and any(len(ids) != workload.completion_tokens for ids in completions):

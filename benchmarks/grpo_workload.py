@@ -1,8 +1,8 @@
-"""The work that both sides of `benchmarks.grpo_vs_trl` do: prompts and reward, made on the spot.
+"""The synthetic work of both sides of `benchmarks.grpo_vs_trl`: prompts and reward.
 
 By default every completion has the same number of tokens, so both sides train on exactly as many: the model is made so
-that it never samples the token that would end one, and no side has to forbid it. All prompts are equally long: nobody
-pads. `--mean-completion` makes the work ragged: the model ends a completion after that many tokens on average, a
+that it never samples the token that would end one, and no side has to forbid it. All prompts are equally long, without
+padding. `--mean-completion` makes the work ragged: the model ends a completion after that many tokens on average, a
 geometric distribution, and prompts have any length up to `--longest-prompt`. Then the sides train on other completions
 of the same distribution, and each counts its own tokens. Importing this loads no torch: the reward function's own
 process reads this file.
@@ -42,22 +42,22 @@ class GRPOWorkload(Workload):
 
     @property
     def tokens(self) -> int:
-        """Trained tokens of one step, where completions never end."""
+        """Trained tokens of one step, if completions never end."""
         return self.completions * self.completion_tokens
 
     @property
     def longest(self) -> int:
-        """Tokens that a prompt has at most."""
+        """Length limit of a prompt, in tokens."""
         return max(self.prompt_tokens, self.longest_prompt)
 
     @property
     def length(self) -> int:
-        """Tokens of the longest sequence that there can be."""
+        """Length limit of a sequence, in tokens."""
         return self.longest + self.completion_tokens
 
     @property
     def accumulation(self) -> int:
-        """Forwards and backwards of one step of TRL's."""
+        """Forwards and backwards of one of TRL's steps."""
         return self.completions // self.trl_micro_batch
 
     def check(self) -> None:
@@ -71,20 +71,20 @@ class GRPOWorkload(Workload):
 
 
 def rows(workload: GRPOWorkload) -> list[dict[str, Any]]:
-    """The dataset: rows of format `prompts`, one user turn each."""
+    """Return the dataset: rows of format `prompts`, one user turn each."""
     random = Random(0)
     words = word_ids(workload.shape.vocabulary)
     lengths = [random.randint(workload.prompt_tokens, workload.longest) - 3 for _ in range(PROMPTS)]
-    asked = [" ".join(f"w{random.choice(words)}" for _ in range(length)) for length in lengths]
-    return [{"id": str(i), "prompt": [{"role": "user", "content": text}]} for i, text in enumerate(asked)]
+    questions = [" ".join(f"w{random.choice(words)}" for _ in range(length)) for length in lengths]
+    return [{"id": str(i), "prompt": [{"role": "user", "content": text}]} for i, text in enumerate(questions)]
 
 
 def prompt_ids(workload: GRPOWorkload) -> set[tuple[int, ...]]:
-    """What each side must sample from: <bos> <user> ... <assistant>."""
+    """Return the prompts in tokens, to verify those of each side: <bos> <user> ... <assistant>."""
     contents = [row["prompt"][0]["content"].split() for row in rows(workload)]
     return {(1, 2, *(int(word[1:]) for word in words), 3) for words in contents}
 
 
 def reward(completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Any]) -> list[float]:
-    """Cheap, and different for the completions of one prompt, so that every token has a gradient."""
+    """Return a cheap reward, different for the completions of one prompt, so that every token has a gradient."""
     return [sum(map(ord, completion)) % 97 / 97 for completion in completions]

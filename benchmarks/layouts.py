@@ -31,14 +31,14 @@ _BATCHES = {"8 groups of 8": (8, 8, 96, 28), "32 pairs": (32, 2, 40, 120), "64 s
 
 
 def model(dtype: torch.dtype) -> Any:
-    """A PreTrainedModel."""
+    """Return a PreTrainedModel."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1408, num_hidden_layers=6, num_attention_heads=8,
         num_key_value_heads=4, max_position_embeddings=4096,
     )  # fmt: skip
-    made: Any = LlamaForCausalLM(config)
-    return made.to(dtype).train()
+    built: Any = LlamaForCausalLM(config)
+    return built.to(dtype).train()
 
 
 def batch(prompts: int, completions: int, prompt: int, mean: int) -> PackedBatch:
@@ -55,7 +55,7 @@ def batch(prompts: int, completions: int, prompt: int, mean: int) -> PackedBatch
 
 
 def pass_seconds(policy: PolicyModel, each: PackedBatch) -> float:
-    """Of one forward and backward."""
+    """Return the seconds of one forward and backward."""
     started = time.perf_counter()
     policy(each, only=each.loss_mask)[0].sum().backward()
     seconds = time.perf_counter() - started
@@ -64,10 +64,10 @@ def pass_seconds(policy: PolicyModel, each: PackedBatch) -> float:
 
 
 def median_seconds(policy: PolicyModel, each: PackedBatch, layouts: Layouts, repeats: int) -> float:
-    """The first pass, which is slower, is left out."""
+    """Return the median over passes, without the first one, which is slower."""
     policy.layouts = layouts
-    found = [pass_seconds(policy, each) for _ in range(repeats + 1)]
-    return statistics.median(found[1:])
+    seconds = [pass_seconds(policy, each) for _ in range(repeats + 1)]
+    return statistics.median(seconds[1:])
 
 
 def options(description: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -1,8 +1,7 @@
-"""Memory and time of chunked log-probs against plain ones, and against the same chunks with the gradient left to
-autograd: `python -m benchmarks.logprobs`.
+"""Memory and time of chunked log-probs, plain ones, and chunked ones by autograd: `python -m benchmarks.logprobs`.
 
-Each figure is from a process of its own, so that its peak is its own. Memory is what the pass adds to the process (on a
-GPU: to torch's allocations); inputs, weights and their gradients are there before. `train` is forward and backward of
+Each figure is from a process of its own, so that its peak is its own. Memory is the addition of the pass to the process
+(on a GPU: to torch's allocations), without inputs, weights and their gradients. `train` is forward and backward of
 log-probs and entropy, `score` a forward of log-probs without gradients.
 """
 
@@ -56,14 +55,14 @@ class Result:
 
 
 def plain_logprobs(head: nn.Module, hidden: Tensor, targets: Tensor, *, with_entropy: bool) -> list[Tensor]:
-    """As one would write it: the whole (tokens, vocabulary) distribution at once."""
+    """Compute the textbook form: the whole (tokens, vocabulary) distribution at once."""
     distribution = torch.log_softmax(head(hidden).float() / TEMPERATURE, dim=-1)
     logprobs = distribution.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     return [logprobs, -(distribution.exp() * distribution).sum(-1)] if with_entropy else [logprobs]
 
 
 def autograd_logprobs(head: nn.Linear, hidden: Tensor, targets: Tensor, *, with_entropy: bool) -> list[Tensor]:
-    """Chunks like ours, whose log-softmax, division and `gather` have gradients of their own."""
+    """Compute chunks like ours, whose log-softmax, division and `gather` have gradients of their own."""
     vocabulary = head.weight.shape[0]
     chunks = math.ceil(hidden.shape[0] * vocabulary / CHUNK_ELEMENTS)
     parts = []
@@ -75,7 +74,7 @@ def autograd_logprobs(head: nn.Linear, hidden: Tensor, targets: Tensor, *, with_
 
 
 def measure(case: Case) -> Result:
-    """Runs the case in this process."""
+    """Run the case in this process."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     dtype = getattr(torch, case.dtype)
@@ -114,7 +113,7 @@ def timed(run: Callable[[], float]) -> tuple[float, float, float]:
 
 
 def reset_peak() -> int:
-    """Bytes in use now; from here on `peak` counts."""
+    """Return the bytes in use now, and start a new `peak`."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
@@ -138,7 +137,7 @@ def in_own_process(case: Case) -> Result:
 
 
 def machine() -> str:
-    """Where this runs, and how busy that is."""
+    """Describe this machine, and its load."""
     model = next(
         (line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.processor(),

@@ -1,7 +1,7 @@
-"""What share of each stage's time is neither sampling nor training: `python -m benchmarks.overhead [RUN ID]`.
+"""Share of each stage's time that is neither sampling nor training: `python -m benchmarks.overhead [RUN ID]`.
 
-Reads a run's record, and the manifests and metrics of its stages, from the store that ALIGNMENT_STORE names (or the
-local stack's); without a RUN ID the newest run. A reused stage is shown as it was when it was computed.
+Reads a run's record, and the manifests and metrics of its stages, from the store of ALIGNMENT_STORE (or the
+local stack's); without a RUN ID the newest run. A reused stage is shown as of its computation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Seconds of one stage; None where it logs no steps, as datasets and merges do."""
+    """Seconds of one stage; None if it logs no steps, such as datasets and merges."""
 
     name: str
     job: float  # from the job's start, lease in hand, to its end, before it publishes
@@ -51,18 +51,18 @@ class Overhead:
 
     @property
     def waited(self) -> float | None:
-        """What `aim` is about. For a first step it includes what came after the stage: that is not known apart."""
+        """The measure of `aim`. For a first step it includes the time after the stage, which cannot be separated."""
         counted = self.job if self.stage in AIMS_WHOLE else self.start_up
         return None if self.aim is None or counted is None or self.around is None else counted + self.around
 
     @property
     def share(self) -> float | None:
-        """Of the job's time, what is neither sampling nor training."""
+        """Share of the job's time that is neither sampling nor training."""
         return None if self.work is None or self.job <= 0 else max(0.0, 1 - self.work / self.job)
 
 
 def measure(manifest: Manifest, lines: Sequence[Line], record: NodeRecord | None = None) -> Overhead:
-    """lines: of the stage's metrics.jsonl. record: what the run says of the stage."""
+    """Measure a stage. lines: of its metrics.jsonl. record: the run's entry of the stage."""
     job = (manifest.finished_at - manifest.started_at).total_seconds()
     # Lines of an attempt that was killed, which this one went on from, are older than it.
     steps = [step for step in _steps(lines) if step[0] > manifest.started_at.timestamp()]
@@ -75,7 +75,7 @@ def measure(manifest: Manifest, lines: Sequence[Line], record: NodeRecord | None
 
 
 def _steps(lines: Sequence[Line]) -> Iterator[tuple[float, float, float]]:
-    """For each line about steps: when they ended (UNIX seconds), how long they took, and how much of it was work."""
+    """Yield, for each line about steps, their end (UNIX seconds), their duration, and the part of it that was work."""
     tokens = 0.0
     for line in lines:
         phases = {name: seconds for name, seconds in line.items() if name.startswith("seconds/")}
@@ -90,14 +90,14 @@ def _steps(lines: Sequence[Line]) -> Iterator[tuple[float, float, float]]:
 
 
 def measure_run(repository: ArtifactRepository, record: RunRecord) -> list[Overhead]:
-    """Of every stage of the run whose artifact is in the store, in the run's order."""
-    found = []
+    """Return the overhead of every stage of the run whose artifact is in the store, in the run's order."""
+    overheads = []
     with tempfile.TemporaryDirectory() as cache:
         for node in record.nodes:
             manifest = repository.manifest(node.ref)
             if manifest is not None:
-                found.append(measure(manifest, _lines(repository, manifest, Path(cache)), node))
-    return found
+                overheads.append(measure(manifest, _lines(repository, manifest, Path(cache)), node))
+    return overheads
 
 
 def _lines(repository: ArtifactRepository, manifest: Manifest, cache: Path) -> list[Line]:
@@ -108,7 +108,7 @@ def _lines(repository: ArtifactRepository, manifest: Manifest, cache: Path) -> l
 
 
 def find_run(store: Store, run_id: str | None) -> RunRecord:
-    """The run `run_id`, or the one that ended last. Raises StoreError if there is none."""
+    """Return the run `run_id`, or the one that ended last. Raises StoreError if there is none."""
     ids = [run_id] if run_id else [path.split("/")[1] for path in store.list("runs/") if path.endswith("/run.json")]
     records = [record for record in (read_record(store, each) for each in ids) if record is not None]
     if not records:

@@ -1,4 +1,4 @@
-"""The memory and the share of the machine that a process uses, with all the processes it starts. Linux only."""
+"""Memory and CPU share of a process and its descendants. Linux only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import psutil
 
 
 class ProcessWatch:
-    """Looks at the tree of processes under `pid` every `interval` seconds, from the start of the context to its end.
+    """Samples the tree of processes under `pid` every `interval` seconds, from the start of the context to its end.
 
-    A look costs up to tenths of a second, and holds up whoever is looked at while new memory is mapped: not too often,
-    or a side with many processes is slower for being watched.
+    A sample costs up to tenths of a second, and blocks a watched process while it maps new memory: a short interval
+    slows a side with many processes.
     """
 
     def __init__(self, pid: int, interval: float = 10.0) -> None:
@@ -25,7 +25,7 @@ class ProcessWatch:
         self.peak_anonymous = 0  # bytes: likewise, without pages of files, which the kernel may take back
         self._root = psutil.Process(pid)
         self._interval = interval
-        self._own: dict[int, float] = {}  # processor seconds of each process, as last seen
+        self._worked: dict[int, float] = {}  # processor seconds of each process, as last seen
         self._seen: list[tuple[float, float]] = []  # when, and processor seconds of all other programs until then
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -41,9 +41,9 @@ class ProcessWatch:
         self._thread.join()
 
     def others(self, began: float, ended: float) -> float:
-        """The share of the machine that other programs used between two times of `time.perf_counter`.
+        """Return the share of the machine that other programs used between two times of `time.perf_counter`.
 
-        That clock is the machine's, the same in all its processes. Raises ValueError if there were no two looks.
+        That clock is the machine's, the same in all its processes. Raises ValueError if there were not two samples.
         """
         first = next((seen for seen in reversed(self._seen) if seen[0] <= began), self._seen[0])
         last = next((seen for seen in self._seen if seen[0] >= ended), self._seen[-1])
@@ -66,31 +66,31 @@ class ProcessWatch:
         for process in tree:
             try:
                 times = process.cpu_times()
-                self._own[process.pid] = times.user + times.system
+                self._worked[process.pid] = times.user + times.system
                 resident = _proportional(process.pid)
                 memory[_program(process)] += resident["Pss"]
                 anonymous += resident["Pss_Anon"]
             except (psutil.NoSuchProcess, psutil.ZombieProcess, FileNotFoundError, ProcessLookupError):
                 continue  # it has ended while we looked
-        self._seen.append((time.perf_counter(), busy_seconds() - sum(self._own.values())))
+        self._seen.append((time.perf_counter(), busy_seconds() - sum(self._worked.values())))
         self.peak_anonymous = max(self.peak_anonymous, anonymous)
         if sum(memory.values()) > self.peak:
             self.peak, self.at_peak = sum(memory.values()), dict(memory)
 
 
 def _program(process: psutil.Process) -> str:
-    """`ray::EngineActor` for a Ray actor, whatever method it is in; the file's name for any other program."""
+    """Return `ray::EngineActor` for a Ray actor, whatever method it is in; the file's name for any other program."""
     title = (process.cmdline() or [process.name()])[0]
     return title.split(".")[0] if title.startswith("ray::") else Path(title).name
 
 
 def _proportional(pid: int) -> dict[str, int]:
-    """Bytes by the kernel's names, of which each page counts as its share among the processes that have it."""
+    """Return bytes by the kernel's names, with each page divided among the processes that share it."""
     _, *lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     return {name: int(size.split()[0]) * 1024 for name, size in (line.split(":") for line in lines)}
 
 
 def busy_seconds() -> float:
-    """Processor seconds that the machine has worked since it started, whoever for."""
+    """Return the processor seconds of all programs since the machine's start."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)

@@ -1,7 +1,7 @@
-"""What a publish and its proof cost against the size of the weights: `python -m benchmarks.publish`.
+"""Cost of a publish and its proof by size of the weights: `python -m benchmarks.publish`.
 
-One training rank and one engine, each a Ray actor of its own on this machine, as the RL stage has them. Nothing is
-trained in between. Seconds are medians, seen from the driver.
+One training rank and one engine, each a Ray actor of its own on this machine, as in the RL stage. Nothing is
+trained in between. Seconds are medians, measured at the driver.
 """
 
 from __future__ import annotations
@@ -45,9 +45,12 @@ class Result:
 
 
 def measure(workload: GRPOWorkload, model: Path, repeats: int) -> Result:
-    """write: gather, lay down in shared memory, digest. load: by the engine. read back: columns of what it serves, and
-    digest. log-probs: of the probe, by trainer and engine. read whole: instead of columns, what a publish in
-    `rollout.read_back_every` does."""
+    """Measure the phases of a publish.
+
+    write: gather, lay down in shared memory, digest. load: by the engine. read back: columns of the served weights, and
+    digest. log-probs: of the probe, by trainer and engine. read whole: instead of columns, as every
+    `rollout.read_back_every` publishes.
+    """
     inputs = {"model": stage_input(model, Kind.POLICY)}
     context = FolderContext(model.parent, {each.manifest.ref.path: each for each in inputs.values()})
     settings = config(workload, "ours")
@@ -85,14 +88,14 @@ def _timed(into: list[float]) -> Iterator[None]:
 
 
 def table(results: Sequence[tuple[GRPOWorkload, Result]]) -> Table:
-    made = Table("model", "dtype", "MiB", *PHASES, "publish and proof", "MiB/s")
+    figures = Table("model", "dtype", "MiB", *PHASES, "publish and proof", "MiB/s")
     for workload, result in results:
         total = sum(seconds for phase, seconds in result.seconds.items() if phase != "read whole")
-        made.add_row(
+        figures.add_row(
             workload.size, workload.dtype, f"{result.size / 2**20:.1f}",
             *(f"{result.seconds[phase]:.3f}" for phase in PHASES), f"{total:.3f}", f"{result.size / 2**20 / total:.0f}",
         )  # fmt: skip
-    return made
+    return figures
 
 
 def main(arguments: Sequence[str]) -> int:

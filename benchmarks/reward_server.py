@@ -1,9 +1,9 @@
 """A reward server under load, with a worker killed on the way: `python -m benchmarks.reward_server`.
 
-Clients ask `alignment serve-reward` for the rewards of texts, each client for one request after the other. When a
-third is answered, one of the worker processes is killed. Every answer is compared with what the model says in this
-process, of one text at a time. With `--attempts 1` no request is repeated, so that those of the killed worker show as
-errors.
+Clients request rewards of texts from `alignment serve-reward`, each client one request after the other. After a
+third of the responses, one of the worker processes is killed. Every response is compared with the model's rewards in
+this process, of one text at a time. With `--attempts 1` no request is retried, so that those of the killed worker show
+as errors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Text = tuple[str, str]  # prompt, completion
 
 
 def make_model(folder: Path, hidden: int, layers: int) -> int:
-    """A reward model with random weights in float32; its number of parameters."""
+    """Write a reward model with random weights in float32; return its number of parameters."""
     torch.manual_seed(0)
     tokenizer = word_level_tokenizer(WORDS, context_length=CONTEXT)
     config = LlamaConfig(
@@ -62,7 +62,7 @@ def make_model(folder: Path, hidden: int, layers: int) -> int:
 
 
 def texts(count: int) -> list[Text]:
-    """No two alike, with completions of 10 to 200 words."""
+    """Return distinct texts, with completions of 10 to 200 words."""
     draw = random.Random(0)
     return [
         (f"question {number}", f"{number} " + "".join(draw.choices(WORDS, k=draw.randint(10, 200))))
@@ -70,11 +70,11 @@ def texts(count: int) -> list[Text]:
     ]
 
 
-def expected(folder: Path, asked: Sequence[Text]) -> list[float]:
-    """The rewards in this process, each of a forward of its own."""
+def expected(folder: Path, all_texts: Sequence[Text]) -> list[float]:
+    """Return the rewards in this process, each of a forward of its own."""
     model = ServedModel(folder, dtype="float32")
     rewards = []
-    for prompt, completion in asked:
+    for prompt, completion in all_texts:
         tokens = model.tokens(prompt, [{"role": "user", "content": prompt}], completion, None)
         rewards.append(model.reward(prompt, model.scores([tokens])[0]))
     return rewards
@@ -82,7 +82,7 @@ def expected(folder: Path, asked: Sequence[Text]) -> list[float]:
 
 @contextmanager
 def server(folder: Path, workers: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """The URL and the process of a server that is ready."""
+    """Yield the URL and the process of a ready server."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "deployments.cli.main", "serve-reward", str(folder), "--port", str(port)]
     process = subprocess.Popen([*command, "--workers", str(workers)], stdout=subprocess.DEVNULL)
@@ -106,7 +106,7 @@ def answers(url: str) -> bool:
 
 
 def ready_workers(pid: int) -> list[int]:
-    """Processes below `pid` that have loaded torch."""
+    """Return the processes below `pid` that have loaded torch."""
     children = [child for child in psutil.Process(pid).children() if child.memory_info().rss > 200 * 2**20]
     return [child.pid for child in children]
 
@@ -121,13 +121,14 @@ def main() -> None:
     options.add_argument("--hidden", type=int, default=128)
     options.add_argument("--layers", type=int, default=4)
     options.add_argument("--keep", action="store_true", help="kill no worker")
-    given = options.parse_args()
+    parsed = options.parse_args()
     where = machine()
     os.environ.setdefault("ALIGNMENT_SERVE_TOKEN", secrets.token_urlsafe(32))
     os.environ["ALIGNMENT_HEADER_REWARD"] = f"Authorization: Bearer {os.environ['ALIGNMENT_SERVE_TOKEN']}"
-    asked = texts(given.texts)
+    all_texts = texts(parsed.texts)
     requests = [
-        range(start, min(start + given.per_request, len(asked))) for start in range(0, len(asked), given.per_request)
+        range(start, min(start + parsed.per_request, len(all_texts)))
+        for start in range(0, len(all_texts), parsed.per_request)
     ]
     got: dict[int, float] = {}
     errors: dict[int, str] = {}
@@ -135,51 +136,52 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        parameters = make_model(folder, given.hidden, given.layers)
-        with server(folder, given.workers) as (url, process):
+        parameters = make_model(folder, parsed.hidden, parsed.layers)
+        with server(folder, parsed.workers) as (url, process):
             config = HTTPReward(
                 type="http",
                 url=url,
                 header_variable="ALIGNMENT_HEADER_REWARD",
                 timeout_seconds=300.0,
-                attempts=given.attempts,
+                attempts=parsed.attempts,
             )
 
             def client(number: int) -> None:
                 reward = RewardServer(config)
-                for request in requests[number :: given.clients]:
-                    part = [asked[index] for index in request]
+                for request in requests[number :: parsed.clients]:
+                    part = [all_texts[index] for index in request]
                     try:
                         result = reward([text for _, text in part], [prompt for prompt, _ in part], [{}] * len(part))
                         got.update(zip(request, result.rewards, strict=True))
                     except RewardError as error:
                         errors.update(dict.fromkeys(request, str(error)))
-                    if len(got) > len(asked) / 3:
+                    if len(got) > len(all_texts) / 3:
                         to_kill.set()
                 reward.close()
 
             started = time.monotonic()
-            with ThreadPoolExecutor(given.clients) as pool:
-                clients = [pool.submit(client, number) for number in range(given.clients)]
-                if not given.keep:
+            with ThreadPoolExecutor(parsed.clients) as pool:
+                clients = [pool.submit(client, number) for number in range(parsed.clients)]
+                if not parsed.keep:
                     to_kill.wait()
                     killed = ready_workers(process.pid)[0]
                     os.kill(killed, signal.SIGKILL)
                 for one in clients:
                     one.result()
             seconds = time.monotonic() - started
-            if not given.keep:
-                while len(ready_workers(process.pid)) < given.workers:  # it is started again
+            if not parsed.keep:
+                while len(ready_workers(process.pid)) < parsed.workers:  # it is started again
                     time.sleep(0.2)
         worst = max(abs(reward - value) for reward, value in zip(
             (got[index] for index in sorted(got)),
-            expected(folder, [asked[index] for index in sorted(got)]), strict=True,
+            expected(folder, [all_texts[index] for index in sorted(got)]), strict=True,
         ))  # fmt: skip
-    lost = len(asked) - len(got.keys() | errors.keys())
+    lost = len(all_texts) - len(got.keys() | errors.keys())
     print(where)
     print(
-        f"{parameters / 1e6:.1f}M parameters, {given.workers} workers, {given.clients} clients, {len(asked)} texts in "
-        f"requests of {given.per_request}, {given.attempts} attempts, {'no' if given.keep else 'one'} worker killed: "
+        f"{parameters / 1e6:.1f}M parameters, {parsed.workers} workers, {parsed.clients} clients, {len(all_texts)} texts "
+        f"in requests of {parsed.per_request}, {parsed.attempts} attempts, "
+        f"{'no' if parsed.keep else 'one'} worker killed: "
         f"{len(got)} answered, {len(errors)} errors, {lost} lost; largest difference {worst:.1e}; "
         f"{seconds:.1f} s, {len(got) / seconds:.0f} texts/s"
     )

@@ -1,7 +1,7 @@
-"""What an update costs against what it is made of: `python -m benchmarks.scaling [--dtype bfloat16]`.
+"""Cost of an update by its parts: `python -m benchmarks.scaling [--dtype bfloat16]`.
 
 Forward and backward of the log-probs of one batch by a model of 25M parameters with random weights, in a tree. One
-quantity at a time is varied: all tokens, the longest sequence, completions of one prompt, and how much lengths differ.
+quantity at a time is varied: all tokens, the longest sequence, completions of one prompt, and the spread of lengths.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def cases() -> Iterator[Case]:
 
 
 def log_normal(deviation: float, count: int = _COMPLETIONS) -> tuple[int, ...]:
-    """Lengths of mean 64, whatever their deviation."""
+    """Return lengths of mean 64, whatever their deviation."""
     drawn = torch.randn(count, generator=torch.Generator().manual_seed(1)).double().mul(deviation).exp()
     return tuple((drawn / drawn.mean() * _MEAN).round().int().clamp_min(1).tolist())
 

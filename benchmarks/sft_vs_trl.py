@@ -1,7 +1,7 @@
 """SFT by us and by TRL on the same work: `python -m benchmarks.sft_vs_trl --trl FOLDER` (see against_trl).
 
-The same model, conversations, optimizer, precision and threads; both pack without padding. Counted are all tokens of
-the conversations, of which both train the assistant's.
+The same model, conversations, optimizer, precision and threads; both pack without padding. All tokens of the
+conversations are counted, of which both train the assistant's.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ _ONE: Mapping[str, Mapping[str, Any]] = {
 
 
 def small_config(model_type: str, *, short: bool = True, **changes: Any) -> Any:
-    """The config of a model of this type with small sizes. short: also what is in _SHORT."""
+    """Return the config of a model of this type with small sizes. short: also those in _SHORT."""
     text = type(CONFIG_MAPPING[model_type]().get_text_config())
     defaults = text().to_dict()
     names = {*defaults, *getattr(text, "__dataclass_fields__", ()), *getattr(text, "attribute_map", ())}
@@ -114,7 +114,7 @@ def _is_random(name: str) -> bool:
 
 
 def small_model(config: Any, *, dtype: torch.dtype = torch.float32) -> Any:
-    """With random weights that are large enough for every layer to matter."""
+    """Build a model with random weights that are large enough for every layer to matter."""
     with torch.device("meta"):
         skeleton = _causal(config)
     if (size := sum(parameter.numel() for parameter in skeleton.parameters())) > _MOST_PARAMETERS:

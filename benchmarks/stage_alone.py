@@ -1,4 +1,4 @@
-"""Our side of the benchmarks against TRL: a stage as it ships, on folders and a Ray cluster of its own."""
+"""Our side of the benchmarks against TRL: a stage as shipped, on folders and a Ray cluster of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf_core.contract import Input, Output
 
 @dataclass
 class FolderContext:
-    """Implements contract.StageContext on folders; keeps when each step ended."""
+    """Implements contract.StageContext on folders; records the end of each step."""
 
     workdir: Path
     folders: dict[str, Input]
@@ -64,7 +64,7 @@ class FolderContext:
 
 
 def stage_input(folder: Path, kind: Kind) -> Input:
-    """`folder` as an artifact that was fetched."""
+    """Return `folder` as a fetched artifact."""
     now = datetime.now(UTC)
     manifest = Manifest(
         kind=kind, name=kind.value, stage="benchmark", key=hashlib.sha256(kind.value.encode()).hexdigest(), files=(),
@@ -75,6 +75,6 @@ def stage_input(folder: Path, kind: Kind) -> Input:
 
 
 def stage_inputs(model: Path, dataset: Path, workdir: Path) -> tuple[dict[str, Input], FolderContext]:
-    """The inputs `model` and `dataset` of a stage, and its context in `workdir`."""
+    """Return the inputs `model` and `dataset` of a stage, and its context in `workdir`."""
     inputs = {"model": stage_input(model, Kind.POLICY), "dataset": stage_input(dataset, Kind.DATASET)}
     return inputs, FolderContext(workdir, {each.manifest.ref.path: each for each in inputs.values()})

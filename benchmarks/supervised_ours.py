@@ -1,4 +1,4 @@
-"""Our side of `benchmarks.dpo_vs_trl` and `benchmarks.sft_vs_trl`: the stages as they ship.
+"""Our side of `benchmarks.dpo_vs_trl` and `benchmarks.sft_vs_trl`: the stages as shipped.
 
 `python -m benchmarks.supervised_ours WORKLOAD MODEL RESULT SIDE`. One training rank (DeepSpeed) is a Ray actor in its
 own process, and the loop is in this one.
@@ -32,7 +32,7 @@ DATASET = "rows"
 
 
 class CountingCluster(RayCluster):
-    """Counts what the one rank is sent to train."""
+    """Counts the examples and tokens sent to the one rank."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, int]] = []
@@ -57,7 +57,7 @@ def _counts(shard: Shard) -> dict[str, int]:
 
 
 def config(workload: SupervisedWorkload, side: str) -> PreferenceConfig | SFTConfig:
-    """The stage's settings; what is not said is what the stage does by default."""
+    """Return the stage's settings; all others are defaults."""
     shared = {
         "dataset": DATASET,
         "max_length": workload.max_length,
@@ -82,11 +82,11 @@ def config(workload: SupervisedWorkload, side: str) -> PreferenceConfig | SFTCon
 
 
 def dataset(workload: SupervisedWorkload) -> list[dict[str, Any]]:
-    """Rows of format `preferences` or `conversations`."""
-    made = rows(workload)
+    """Return rows of format `preferences` or `conversations`."""
+    all_rows = rows(workload)
     if workload.method == "dpo":
-        return made
-    return [{"id": row["id"], "messages": [*row["prompt"], reply(row["completion"])]} for row in made]
+        return all_rows
+    return [{"id": row["id"], "messages": [*row["prompt"], reply(row["completion"])]} for row in all_rows]
 
 
 def run(workload: SupervisedWorkload, model: Path, side: str) -> Result:

@@ -26,13 +26,13 @@ from rlhf_core.supervised.loop import shuffled
 
 @dataclass
 class StepCounter(StepTimer):
-    """And what each step consumes, and its loss."""
+    """A StepTimer that also counts each step's input, and records its loss."""
 
     steps: list[dict[str, int]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
     def watched(self, training_step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """`training_step` of a trainer, which trains one micro-batch and returns its part of the step's loss."""
+        """Wrap `training_step` of a trainer, which trains one micro-batch and returns its part of the step's loss."""
 
         def call(model: Any, inputs: Mapping[str, Tensor], *more: Any, **named: Any) -> Tensor:
             if len(self.steps) == len(self.ended):
@@ -48,7 +48,7 @@ class StepCounter(StepTimer):
 
 
 def counts(inputs: Mapping[str, Tensor]) -> dict[str, int]:
-    """Of a micro-batch as the trainer gets it: packed sequences without padding, or padded pairs, chosen ones first."""
+    """Count a micro-batch of the trainer: packed sequences without padding, or padded pairs, chosen ones first."""
     if "position_ids" in inputs:
         starts = int((inputs["position_ids"] == 0).sum())
         trained = int((inputs["labels"][:, 1:] != -100).sum())
@@ -58,9 +58,10 @@ def counts(inputs: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def accumulation(workload: SupervisedWorkload) -> int:
-    """Forwards and backwards of one step. Of packed sequences as many as make an epoch of `all_steps` steps.
+    """Return the forwards and backwards of one step. For packed sequences as many as make an epoch of `all_steps`
+    steps.
 
-    Raises ValueError where no number does.
+    Raises ValueError if no number does.
     """
     if workload.method == "dpo":
         return workload.batch // workload.trl_micro_batch
@@ -94,12 +95,18 @@ def build(workload: SupervisedWorkload, model: Path, path: str, folder: str, cou
         "model": str(model), "processing_class": tokenizer(workload.shape.vocabulary), "callbacks": [counter]
     }  # fmt: skip
     names = COMPLETIONS[workload.method]
-    made = [{"prompt": row["prompt"], **{name: [reply(row[name])] for name in names}} for row in rows(workload)]
+    conversations = [
+        {"prompt": row["prompt"], **{name: [reply(row[name])] for name in names}} for row in rows(workload)
+    ]
     if workload.method == "sft":
-        return SFTTrainer(args=SFTConfig(packing=True, **shared), train_dataset=Dataset.from_list(made), **named)
-    order = shuffled(len(made), seed=0, name="epoch 0")  # ours, so that each step trains the same pairs
+        return SFTTrainer(
+            args=SFTConfig(packing=True, **shared), train_dataset=Dataset.from_list(conversations), **named
+        )
+    order = shuffled(len(conversations), seed=0, name="epoch 0")  # ours, so that each step trains the same pairs
     arguments = DPOConfig(beta=0.1, train_sampling_strategy="sequential", **shared)
-    return DPOTrainer(args=arguments, train_dataset=Dataset.from_list([made[index] for index in order]), **named)
+    return DPOTrainer(
+        args=arguments, train_dataset=Dataset.from_list([conversations[index] for index in order]), **named
+    )
 
 
 def run(workload: SupervisedWorkload, model: Path, path: str) -> Result:

@@ -1,6 +1,6 @@
-"""The work that both sides of `benchmarks.dpo_vs_trl` and `benchmarks.sft_vs_trl` do: rows, made on the spot.
+"""The synthetic work of both sides of `benchmarks.dpo_vs_trl` and `benchmarks.sft_vs_trl`: rows.
 
-Lengths vary as those of real data do: those of prompts and of completions are log-normal. No row is cut by either side.
+Lengths vary as in real data: those of prompts and of completions are log-normal. No row is cut by either side.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEARNING_RATES = {
 
 @dataclass(frozen=True, slots=True)
 class SupervisedWorkload(Workload):
-    """One epoch: every row is trained once, by each side."""
+    """One epoch: each side trains every row once."""
 
     method: Literal["dpo", "sft"] = field(kw_only=True)
     batch: int = 16  # rows of one step: pairs, or conversations
@@ -51,7 +51,7 @@ class SupervisedWorkload(Workload):
 
 
 def rows(workload: SupervisedWorkload) -> list[dict[str, Any]]:
-    """Each with an id, a prompt of one turn, and the text of one completion, or, chosen and rejected, of two."""
+    """Return rows with an id, a prompt of one turn, and the text of one completion, or of two, chosen and rejected."""
     random = Random(0)
     words = word_ids(workload.shape.vocabulary)
 
@@ -59,13 +59,13 @@ def rows(workload: SupervisedWorkload) -> list[dict[str, Any]]:
         length = min(most, max(1, round(random.lognormvariate(math.log(median), SPREAD))))
         return " ".join(f"w{random.choice(words)}" for _ in range(length))
 
-    made = []
+    all_rows = []
     for index in range(workload.num_rows):
         prompt = text(workload.prompt_tokens, workload.max_length // 2)
         room = workload.max_length - len(prompt.split()) - MARKS
         completions = {name: text(workload.completion_tokens, room) for name in COMPLETIONS[workload.method]}
-        made.append({"id": str(index), "prompt": [{"role": "user", "content": prompt}], **completions})
-    return made
+        all_rows.append({"id": str(index), "prompt": [{"role": "user", "content": prompt}], **completions})
+    return all_rows
 
 
 def reply(text: str) -> dict[str, str]:
@@ -78,9 +78,10 @@ def result(
     counts: Sequence[Mapping[str, int]],
     versions: dict[str, str],
 ) -> Result:
-    """Of either side. ended: when each step did, and its loss; counts: examples, tokens, and trained tokens of each.
+    """Return the result of either side. ended: end and loss of each step; counts: its examples, tokens, and trained
+    tokens.
 
-    The losses to compare are those of the steps, or, where the sides order rows in different ways, their mean.
+    The losses to compare are those of the steps, or, if the sides order rows in different ways, their mean.
     """
     losses = [loss for _, loss in ended]
     consumed = {name: sum(step[name] for step in counts) for name in counts[0]}

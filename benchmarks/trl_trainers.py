@@ -1,6 +1,6 @@
-"""TRL's side of the benchmarks against it: what its trainers share, set up as a user would for speed on a CPU.
+"""Common part of TRL's sides: trainers set up for speed on a CPU as by a user.
 
-Nothing of TRL is changed; some of its methods are watched.
+TRL is unchanged; some of its methods are watched.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATHS = {
 
 @dataclass
 class StepTimer(TrainerCallback):
-    """When training began, and when each step ended."""
+    """Records the beginning of training, and the end of each step."""
 
     ended: list[float] = field(default_factory=list)
 
@@ -39,7 +39,7 @@ class StepTimer(TrainerCallback):
 
 
 def arguments(workload: Workload, path: str, folder: str) -> dict[str, Any]:
-    """What the config of any trainer is given."""
+    """Return the config arguments of any trainer."""
     options = dict(PATHS[path][workload.dtype])
     return {
         "output_dir": folder,

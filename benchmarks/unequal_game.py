@@ -10,7 +10,7 @@ from typing import Any
 
 class Unequal:
     def __init__(self, vocabulary: int, seconds: float) -> None:
-        """vocabulary: words that there are; seconds: that a turn takes the environment on average."""
+        """vocabulary: number of words; seconds: mean duration of a turn."""
         self._half, self._seconds = vocabulary // 2, seconds
 
     def reset(self, row: Mapping[str, Any]) -> Any:
@@ -18,10 +18,10 @@ class Unequal:
         return row["prompt"]
 
     async def step(self, reply: str) -> dict[str, Any]:
-        """Rewards the share of words from the first half of the vocabulary."""
+        """Reward the share of words from the first half of the vocabulary."""
         self._left -= 1
         await asyncio.sleep(random.expovariate(1 / self._seconds))
         words = [int(word[1:]) for word in reply.split() if word[1:].isdecimal()]
         share = sum(word < self._half for word in words) / max(len(words), 1)
-        asked = [{"role": "user", "content": "w9 w8 w7 w6"}]
-        return {"messages": asked, "reward": share / self._turns, "done": not self._left}
+        messages = [{"role": "user", "content": "w9 w8 w7 w6"}]
+        return {"messages": messages, "reward": share / self._turns, "done": not self._left}

@@ -1,4 +1,4 @@
-"""Llamas whose tokens are words, made on the spot: the models of the benchmarks against TRL.
+"""Synthetic Llamas whose tokens are words: the models of the benchmarks against TRL.
 
 Importing this loads no torch: the process of a reward function reads it.
 """
@@ -42,20 +42,20 @@ SHAPES = {
 
 
 def word_ids(vocabulary: int) -> range:
-    """The tokens that stand for a word, `w4` and so on: all but the special ones."""
+    """Return the tokens of words, `w4` and so on: all but the special ones."""
     return range(len(SPECIAL_TOKENS) - 1, vocabulary - 1)
 
 
 def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """One token a word; EOS is the last of `vocabulary`."""
+    """Return a tokenizer with one token a word; EOS is the last of `vocabulary`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = [*SPECIAL_TOKENS[:-1], *(f"w{i}" for i in word_ids(vocabulary)), EOS]
-    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=PAD))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    word_level = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=PAD))
+    word_level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=PAD,
+        tokenizer_object=word_level, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=PAD,
         additional_special_tokens=[USER, ASSISTANT], model_max_length=CONTEXT,
     )  # fmt: skip
     wrapped.chat_template = TEMPLATE
@@ -63,9 +63,9 @@ def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def make_model(shape: Shape, folder: Path, *, ends_after: int | None = None) -> int:
-    """A folder that transformers loads, in float32, with the tokenizer; its number of parameters.
+    """Write a folder that transformers loads, in float32, with the tokenizer; return the number of parameters.
 
-    ends_after: mean tokens of a completion that it samples; 0: it never ends one; None: as its weights happen to.
+    ends_after: mean tokens of a sampled completion; 0: it never ends; None: as by its random weights.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -85,11 +85,11 @@ def make_model(shape: Shape, folder: Path, *, ends_after: int | None = None) -> 
 
 
 def _end_after(model: Any, tokens: int) -> None:
-    """Gives EOS the same probability after any words: 1 in `tokens`, or e to the -20 where that is 0.
+    """Give EOS the same probability after any words: 1 in `tokens`, or e to the -20 where that is 0.
 
     One coordinate of the residual stream is a large constant: that of every token's embedding. The head, which shares
-    the embedding, reads it with one sign for every word; of EOS it reads nothing else. Where completions end, the other
-    coordinates are so small that all words are about as likely: words that repeat would change how likely EOS is.
+    the embedding, reads it with one sign for every word, and only it for EOS. If completions end, the other
+    coordinates are so small that all words are about as likely: repeated words would change the probability of EOS.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What a side of the benchmarks against TRL is given, and what it answers. Importing this loads no torch."""
+"""Input and output of a side of the benchmarks against TRL. Importing this loads no torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Workload:
         return self.warm_up + self.steps
 
     def check(self) -> None:
-        """Raises ValueError where the sides could not do the same work."""
+        """Raise ValueError if the sides could not do the same work."""
         if self.warm_up < 1 or self.steps < 1:
             raise ValueError(f"{self.warm_up} steps of warm-up and {self.steps} counted: at least one of both")
 
@@ -47,7 +47,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step that is counted."""
+    """One counted optimizer step."""
 
     seconds: float
     amount: float  # of what the benchmark counts: tokens, or pairs
@@ -56,7 +56,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one side measured in one process."""
+    """The measurement of one side in one process."""
 
     began: float  # the counted steps, on the clock `time.perf_counter`
     steps: list[Step]
@@ -83,8 +83,8 @@ def measured(
     consumed: dict[str, int] | None = None,
     losses: Sequence[float] = (),
 ) -> Result:
-    """ended: when each step of the run did; a step lasts from the end of the one before. amounts and phases: of each
-    step; to its phases comes `other`, the rest of its time.
+    """Return the result. ended: the end of each step of the run; a step lasts from the end of the one before. amounts
+    and phases: of each step; `other`, the rest of its time, is added to its phases.
 
     Raises RuntimeError if the run had another number of steps.
     """
@@ -98,6 +98,6 @@ def measured(
 
 
 def answer(arguments: Sequence[str], workload: type[Workload], run: Callable[..., Result]) -> None:
-    """The main program of a side: WORKLOAD MODEL RESULT SIDE."""
+    """Run the main program of a side: WORKLOAD MODEL RESULT SIDE."""
     file, model, result, side = arguments
     run(workload.read(Path(file)), Path(model), side).write(Path(result))
