@@ -162,7 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             shown.add_row(
                 side, f"{median('seconds'):.2f}", f"{median('engine_idle'):.0%}", f"{median('rank_idle'):.0%}",
                 f"{median('lag'):.2f}", f"{median('total'):.0f}",
-                ", ".join(f"{each.reward:.3f}" for each in measurements), ", ".join(f"{each.reached:.0f}" for each in measurements),
+                ", ".join(f"{each.reward:.3f}" for each in measurements),
+                ", ".join(f"{each.reached:.0f}" for each in measurements),
             )  # fmt: skip
             print(f"{side}: {time.perf_counter() - began:.0f} s so far", flush=True)
     Console().print(shown)

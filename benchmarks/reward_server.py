@@ -179,8 +179,8 @@ def main() -> None:
     lost = len(all_texts) - len(got.keys() | errors.keys())
     print(where)
     print(
-        f"{parameters / 1e6:.1f}M parameters, {parsed.workers} workers, {parsed.clients} clients, {len(all_texts)} texts "
-        f"in requests of {parsed.per_request}, {parsed.attempts} attempts, "
+        f"{parameters / 1e6:.1f}M parameters, {parsed.workers} workers, {parsed.clients} clients, {len(all_texts)} "
+        f"texts in requests of {parsed.per_request}, {parsed.attempts} attempts, "
         f"{'no' if parsed.keep else 'one'} worker killed: "
         f"{len(got)} answered, {len(errors)} errors, {lost} lost; largest difference {worst:.1e}; "
         f"{seconds:.1f} s, {len(got) / seconds:.0f} texts/s"
