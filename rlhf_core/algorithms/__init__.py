@@ -8,7 +8,7 @@ from rlhf_core.config.rl.stage import RLConfig
 
 
 def build_algorithm(config: RLConfig) -> Algorithm:
-    """The implementation of the configured algorithm, with the settings of its block."""
+    """Return the implementation of the configured algorithm with its settings."""
     module, _, name = ALGORITHMS[config.algorithm].implementation.partition(":")
     implementation: type[Algorithm] = getattr(import_module(module), name)
     return implementation(config.settings)

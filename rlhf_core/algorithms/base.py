@@ -1,4 +1,4 @@
-"""What an algorithm is: which models it needs, how rewards become advantages, and the loss of a micro-batch."""
+"""Interface of an algorithm: the models it needs, its advantages, and its loss on a micro-batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlhf_core.types import Minibatch, Rollouts, Scored, TrainingBatch
 
 @dataclass(frozen=True)
 class Algorithm(ABC):
-    """Pure: tensors in, tensors out; equal objects live in the driver and in every worker.
+    """A pure function of tensors; driver and workers hold equal objects.
 
     The models: always the policy; a reference where the KL counts; a teacher and a critic where the settings have one.
     """
@@ -41,17 +41,17 @@ class Algorithm(ABC):
 
     @property
     def kl_in_reward(self) -> bool:
-        """Whether the KL is part of the reward, so that old log-probs must be known before the advantages."""
+        """Whether the KL is part of the reward, which needs old log-probs before the advantages."""
         return self.uses_reference and self.config.kl.place == "reward"
 
     def advantages(self, scored: Scored, rewards: Tensor, group_ids: Tensor, kl_coefficient: float) -> TrainingBatch:
-        """`scored` with `advantages` and, where the algorithm has them, `returns` and `rewards`.
+        """Return `scored` with `advantages` and, where the algorithm has them, `returns` and `rewards`.
 
-        rewards: (E,) float32, one of each episode; group_ids: (E,) int64, equal for episodes of one prompt;
-        kl_coefficient: of this step. The batch is the whole step's, over all ranks, so that statistics are global.
-        An episode counts once among its group, however many sequences it has, and each of them gets what it earns.
-        Raises ValueError if it has rewards of steps and the algorithm takes none, an episode has several sequences, or
-        they are at other tokens than the policy's.
+        rewards: (E,) float32, one per episode; group_ids: (E,) int64, equal for episodes of one prompt; kl_coefficient:
+        of this step. The batch is the whole step's, over all ranks, so that statistics are global.
+        An episode counts once in its group, however many sequences it has, and each of them gets its advantage.
+        Raises ValueError if there are rewards of steps and the algorithm takes none, an episode has several sequences,
+        or the rewards are at tokens that the policy did not sample.
         """
         steps = scored.step_ends
         if steps is not None and not self.config.takes_process_rewards:
@@ -74,17 +74,17 @@ class Algorithm(ABC):
     ) -> TrainingBatch: ...
 
     def _with_teacher(self, batch: TrainingBatch, coefficient: float) -> Tensor:
-        """(N,): the advantages, and at each trained token what the teacher says of it beside them."""
+        """Return the advantages plus the teacher's term at each trained token, (N,)."""
         assert batch.old_logprobs is not None
         assert batch.teacher_logprobs is not None
         difference = batch.teacher_logprobs - batch.old_logprobs
         return batch.advantages + torch.where(batch.loss_mask, coefficient * difference, 0.0)
 
     def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Minibatch) -> LossAndMetrics:
-        """The loss whose gradient is the policy gradient near the old policy: PPO's, unless the algorithm has its own.
+        """Return the loss whose gradient is the policy gradient near the old policy: PPO's, unless overridden.
 
-        logprobs: (n,) float32, differentiable; old_logprobs: (n,) float32; of `batch` the mask, the advantages
-        and the loss weights are read.
+        logprobs: (n,) float32, differentiable; old_logprobs: (n,) float32; of `batch` the mask, the advantages and the
+        loss weights are read.
         """
         return clipped_policy_loss(
             logprobs, old_logprobs, batch.advantages, batch.loss_mask, batch.loss_weights,
@@ -94,11 +94,13 @@ class Algorithm(ABC):
     def policy_loss(
         self, logprobs: Tensor, entropy: Tensor | None, batch: Minibatch, kl_coefficient: float
     ) -> LossAndMetrics:
-        """Loss () of one micro-batch as its share of the optimizer step's, a weighted sum: surrogate, KL where it is a
-        part of the loss, cross-entropy of what is imitated, and entropy bonus; and sums over its trained tokens.
+        """Return the loss () of one micro-batch, its share of the optimizer step's, and sums over its trained tokens.
 
-        logprobs, entropy: (n,) float32, differentiable, of the micro-batch `batch`, whose `loss_weights` are those
-        of the whole optimizer step. Without `old_logprobs` this is the only update, and they are the log-probs now.
+        The loss is a weighted sum: surrogate, KL where it is a part of the loss, cross-entropy of imitated tokens, and
+        entropy bonus.
+        logprobs, entropy: (n,) float32, differentiable, of the micro-batch `batch`, whose `loss_weights` are those of
+        the whole optimizer step. Without `old_logprobs` this is the only update, and the current log-probs replace
+        them.
         """
         mask, weights = batch.loss_mask, batch.loss_weights
         old = batch.old_logprobs if batch.old_logprobs is not None else logprobs.detach()
@@ -117,7 +119,7 @@ class Algorithm(ABC):
         return loss, metrics
 
     def _corrected(self, batch: Minibatch, old_logprobs: Tensor) -> Minibatch:
-        """`batch` with mask and loss weights corrected for the mismatch of engine and trainer."""
+        """Return `batch` with mask and loss weights corrected for the mismatch of engine and trainer."""
         mismatch = self.config.mismatch
         if mismatch is None:
             return batch
@@ -128,7 +130,8 @@ class Algorithm(ABC):
         return replace(batch, loss_mask=mask, loss_weights=weights)
 
     def _kl_rewards(self, scored: Scored, coefficient: float) -> Tensor:
-        """(N,): minus coefficient x KL to the reference at each trained token; 0 where the KL is not in the reward."""
+        """Return minus coefficient x KL to the reference at each trained token, (N,); 0 if the KL is not in the reward.
+        """
         nothing = torch.zeros(scored.num_tokens)
         if not self.kl_in_reward:
             return nothing
@@ -138,7 +141,7 @@ class Algorithm(ABC):
         return torch.where(scored.loss_mask, -coefficient * divergence, nothing)
 
     def _token_rewards(self, scored: Scored, rewards: Tensor, coefficient: float) -> Tensor:
-        """(N,): the KL's rewards, those of steps, and an episode's own on the last trained token of each sequence."""
+        """Return the rewards of KL and steps, and the episode's on the last trained token of each sequence, (N,)."""
         token_rewards = self._kl_rewards(scored, coefficient)
         if scored.process_rewards is not None:
             token_rewards = token_rewards + scored.process_rewards
@@ -146,17 +149,20 @@ class Algorithm(ABC):
         return token_rewards
 
     def _episode_rewards(self, scored: Scored, rewards: Tensor, coefficient: float) -> Tensor:
-        """(E,): an episode's reward and the sum of its KL's rewards."""
+        """Return each episode's reward plus the sum of its KL rewards, (E,)."""
         return rewards.index_add(0, scored.episode_ids, self._kl_rewards(scored, coefficient))
 
 
 def to_tokens(per_episode: Tensor, rollouts: Rollouts) -> Tensor:
-    """(N,): the value of each episode at its trained tokens."""
+    """Return the value of each episode at its trained tokens, (N,)."""
     return adv.broadcast_to_tokens(per_episode, rollouts.loss_mask, rollouts.episode_lengths)
 
 
 def last_trained_token(rollouts: Rollouts) -> Tensor:
-    """(S,) int64: index of the last sampled token of each sequence. Raises ValueError if a sequence has none."""
+    """Return the index of the last sampled token of each sequence, (S,) int64.
+
+    Raises ValueError if a sequence has none.
+    """
     index = torch.arange(rollouts.num_tokens).masked_fill(~rollouts.loss_mask, -1)
     last = torch.full((rollouts.num_sequences,), -1, dtype=torch.int64)
     last.scatter_reduce_(0, rollouts.sequence_ids, index, reduce="amax")

@@ -14,11 +14,11 @@ from rlhf_core.types import Minibatch
 
 @dataclass(frozen=True)
 class CISPO(GRPO):
-    """Advantage: GRPO's. Loss: log-probs weighed by a clipped ratio without gradient, a mean over tokens, no KL.
+    """Advantage: GRPO's. Loss: log-probs weighted by a clipped ratio without gradient, a mean over tokens, no KL.
     Models: policy.
 
-    OpenRLHF has no CISPO. The paper bounds the ratio from above alone and does not print its bound; 5, the default, is
-    within the range that arXiv:2510.13786 found to make no difference.
+    OpenRLHF has no CISPO. The paper bounds the ratio from above only and does not print its bound; 5, the default, is
+    within the range in which arXiv:2510.13786 found no difference.
     """
 
     def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Minibatch) -> LossAndMetrics:

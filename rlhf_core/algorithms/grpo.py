@@ -1,4 +1,4 @@
-"""GRPO: arXiv:2402.03300; and, with other settings, Dr. GRPO: arXiv:2503.20783, and DAPO: arXiv:2503.14476."""
+"""GRPO, arXiv:2402.03300; with other settings Dr. GRPO, arXiv:2503.20783, and DAPO, arXiv:2503.14476."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlhf_core.types import Scored, TrainingBatch
 
 @dataclass(frozen=True)
 class GRPO(Algorithm):
-    """Advantage: (reward - mean of its group) / deviation of its group; with rewards of steps, theirs is added. Loss:
-    clipped, a mean over completions of their means, and the KL's k3.
+    """Advantage: (reward - mean of its group) / deviation of its group; process rewards add theirs. Loss: clipped, a
+    mean over completions of their means, and the KL's k3.
 
     Models: policy, reference for the KL. OpenRLHF takes the mean over tokens (aggregation: token).
 
     Dr. GRPO: no division by the deviation, and sums over completions divided by a constant, so that neither easy groups
-    nor short completions count more. DAPO: a higher upper bound and a mean over tokens; its other half happens before,
-    dynamic sampling (`filtering`) and the overlong penalty (`shaping`). Both have no KL unless it is set.
+    nor short completions count more. DAPO: a higher upper bound and a mean over tokens; dynamic sampling (`filtering`)
+    and the overlong penalty (`shaping`) are separate settings. Both have no KL unless it is set.
     """
 
     config: GRPOConfig

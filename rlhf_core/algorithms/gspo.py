@@ -14,7 +14,7 @@ from rlhf_core.types import Minibatch
 
 @dataclass(frozen=True)
 class GSPO(GRPO):
-    """Advantage: GRPO's. Loss: clipped, with one ratio a completion, a mean over completions. Models: policy.
+    """Advantage: GRPO's. Loss: clipped, with one ratio per completion, a mean over completions. Models: policy.
 
     OpenRLHF's form is the paper's, with an exponent that is not bounded.
     """

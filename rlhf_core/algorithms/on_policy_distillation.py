@@ -18,7 +18,7 @@ class OnPolicyDistillation(Algorithm):
     rewards, also the reward minus the mean of its group. Loss: clipped, a mean over tokens.
 
     Models: policy, teacher, reference for the KL. The gradient is that of KL(student || teacher) of each next token,
-    without what the token changes in those after it (discount 0). OpenRLHF has no such algorithm.
+    without the token's effect on later ones (discount 0). OpenRLHF has no such algorithm.
     """
 
     config: OnPolicyDistillationConfig

@@ -16,7 +16,7 @@ from rlhf_core.types import Scored, TrainingBatch
 class PPO(Algorithm):
     """Advantage: GAE over the tokens' rewards (KL, steps, outcome), whitened. Loss: clipped, and the critic's.
 
-    Models: policy, critic, reference for the KL. As OpenRLHF has it, but GAE skips what an environment said.
+    Models: policy, critic, reference for the KL. As in OpenRLHF, except that GAE skips tokens of the environment.
     """
 
     config: PPOConfig

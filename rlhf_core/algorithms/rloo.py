@@ -15,8 +15,8 @@ from rlhf_core.types import Scored, TrainingBatch
 
 @dataclass(frozen=True)
 class RLOO(Algorithm):
-    """Advantage: reward, its completion's KL subtracted, minus the mean of the prompt's other completions'. Loss: PPO's
-    clipped one, so that several updates per batch stay stable; without a mean over tokens.
+    """Advantage: reward minus its completion's KL, minus the mean of the same over the prompt's other completions.
+    Loss: PPO's clipped one, so that several updates per batch stay stable; without a mean over tokens.
 
     Models: policy, reference for the KL. OpenRLHF subtracts the KL token by token, after the baseline (kl_per_token),
     and takes the mean over tokens (aggregation: token).

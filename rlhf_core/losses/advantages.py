@@ -1,4 +1,4 @@
-"""Advantages: how much better than expected each sampled token was. Computed without gradients."""
+"""Per-token advantages, computed without gradients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gae(
 
 
 def _trained_positions(mask: Tensor, sequence_lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """For every trained token, in order: its sequence, and its index among the trained tokens of that sequence."""
+    """Return each trained token's sequence, and its index among the trained tokens of that sequence."""
     trained_before = mask.cumsum(0) - mask.long()
     first_tokens = sequence_lengths.cumsum(0) - sequence_lengths
     rows = sequence_ids(sequence_lengths)[mask]
@@ -114,8 +114,8 @@ def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def discounted_returns(rewards: Tensor, mask: Tensor, sequence_lengths: Tensor, *, gamma: float) -> Tensor:
-    """The discounted return at each trained token: the sum of the rewards at it and at the later trained tokens of its
-    sequence, each discounted by gamma per trained token of distance.
+    """Return the discounted return at each trained token: the sum of the rewards at it and at the later trained tokens
+    of its sequence, each discounted by gamma per trained token of distance.
 
     rewards: (N,) float32, not read where not trained; mask: (N,) bool; sequence_lengths: (S,) int64, sums to N.
     Returns (N,) float32, 0 where not trained.
@@ -148,6 +148,6 @@ def process_advantages(
 
 
 def broadcast_to_tokens(per_sequence: Tensor, mask: Tensor, sequence_lengths: Tensor) -> Tensor:
-    """Copy the value of each sequence (S,) to its trained tokens: (N,), 0 where `mask` (N,) bool is false."""
+    """Copy the value of each sequence (S,) to its trained tokens; return (N,), 0 where `mask` (N,) bool is false."""
     per_token = per_sequence[sequence_ids(sequence_lengths)]
     return torch.where(mask, per_token, torch.zeros_like(per_token))

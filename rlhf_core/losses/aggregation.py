@@ -1,4 +1,4 @@
-"""The weight of each token in the loss of one optimizer step."""
+"""Weights of the tokens in the loss of one optimizer step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Aggregation = Literal["token", "sequence", "constant"]
 
 @torch.no_grad()
 def loss_weights(mask: Tensor, sequence_lengths: Tensor, kind: Aggregation, *, length: int) -> Tensor:
-    """The weight of each trained token, so that the loss is sum_t weight_t * loss_t:
+    """Return the weight of each trained token, so that the loss is sum_t weight_t * loss_t:
 
     token: 1 / trained tokens, as in eq. 8 of arXiv:2503.14476;
     sequence: 1 / (trained tokens of its sequence x sequences that have any), as in eq. 3 of arXiv:2402.03300;

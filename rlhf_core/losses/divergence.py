@@ -14,14 +14,15 @@ from torch import Tensor
 
 
 def forward_kl(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(p || q) = sum p (log p - log q), which spreads q over all that p can say; gradient q - p."""
+    """KL(p || q) = sum p (log p - log q), which is mode-covering: q spreads over the support of p; gradient q - p."""
     p = teacher.exp()
     return (p * (teacher - student)).sum(-1), student.exp() - p
 
 
 def reverse_kl(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(q || p) = sum q (log q - log p), which keeps q off what p does not say, arXiv:2306.08543; gradient
-    q (log q - log p - KL)."""
+    """KL(q || p) = sum q (log q - log p), which is mode-seeking: q avoids tokens improbable under p, arXiv:2306.08543;
+    gradient q (log q - log p - KL).
+    """
     q, difference = student.exp(), student - teacher
     value = (q * difference).sum(-1)
     return value, difference.sub_(value.unsqueeze(-1)).mul_(q)
@@ -45,12 +46,13 @@ def jensen_shannon(student: Tensor, teacher: Tensor, *, weight: float) -> tuple[
 
 
 def top_forward_kl(student: Tensor, tokens: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(p || q) of the teacher's k most probable tokens, and of all others taken together as one more:
+    """KL(p || q) over the teacher's k most probable tokens, with all others merged into one:
 
         sum_i p_i (log p_i - log q_i) + p_rest (log p_rest - log q_rest),
 
-    which is at most the KL of the whole distributions, and equal to it where k = V or where the teacher does not tell
-    the others apart from how the student does. Gradient q_i - p_i, and of the others q_j - p_rest q_j / q_rest.
+    which is at most the KL of the whole distributions, and equal to it where k = V or where student and teacher
+    distribute probability over the other tokens alike. Gradient q_i - p_i, and for the others q_j - p_rest q_j /
+    q_rest.
 
     student: (M, V) log q; tokens: (M, k) int64; teacher: (M, k + 1) their log p, and log p_rest, -inf where k = V.
     """

@@ -17,7 +17,7 @@ _LARGEST_EXPONENT = 20.0
 
 
 def estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLEstimator) -> Tensor:
-    """The estimate at each token, in nats. With d = logprobs - ref_logprobs:
+    """Estimate the KL at each token, in nats. With d = logprobs - ref_logprobs:
 
     k1: d;  k2: d^2 / 2;  k3: exp(-d) - 1 + d.
     logprobs, ref_logprobs: (N,) float32, of the sampled tokens. Returns (N,) float32.
@@ -37,7 +37,7 @@ def estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLEstimator) -> Tenso
 
 @torch.no_grad()
 def measure(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> dict[str, Metric]:
-    """`kl`: KL(policy || reference) in nats a token, the mean of log p - log q over the tokens that the policy sampled.
+    """Return `kl`: KL(policy || reference) in nats per token, the mean of log p - log q over the sampled tokens.
 
     logprobs, ref_logprobs: (N,) float32, both the trainer's: an engine's log-probs would add their mismatch, so that
     the KL of a policy to itself would not be 0. mask: (N,) bool, true where the policy sampled.
@@ -46,9 +46,10 @@ def measure(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> dict[str, M
 
 
 def loss_term(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, loss_weights: Tensor, kind: KLEstimator) -> Tensor:
-    """The mean KL as a loss term. Its value is the weighted sum of the estimator. Its gradient is not always that of
-    the estimator, because a good estimate of KL need not have a gradient that reduces it. For tokens x sampled by the
-    policy p, with reference q and d = log p(x) - log q(x), the expectation of
+    """Return the mean KL as a loss term: the weighted sum of the estimator.
+
+    Its gradient is not always that of the estimator, because a good estimate of KL need not have a gradient that
+    reduces it. For tokens x sampled by the policy p, with reference q and d = log p(x) - log q(x), the expectation of
 
     k1's gradient, grad log p, is zero: as a loss it would only add noise. k1 therefore uses k2's gradient;
     k2's gradient, d grad log p, is the gradient of KL(p || q), the divergence to minimise;

@@ -9,8 +9,8 @@ def kto_loss(
     ratios: Tensor, divergence: float, desirable: Tensor, *, beta: float, desirable_weight: float,
     undesirable_weight: float,
 ) -> Tensor:  # fmt: skip
-    """(E,): desirable_weight (1 - sigmoid(beta (r - z))) of a good completion, undesirable_weight
-    (1 - sigmoid(beta (z - r))) of a bad one.
+    """Return the loss of each completion, (E,): desirable_weight (1 - sigmoid(beta (r - z))) if it is desirable, else
+    undesirable_weight (1 - sigmoid(beta (z - r))).
 
     ratios: (E,) float32, r = log p - log p_reference of each completion; divergence: z, at least 0, without gradient;
     desirable: (E,) bool.

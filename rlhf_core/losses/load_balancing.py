@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 def load_balancing_loss(routing: Tensor, step_routing: Tensor) -> Tensor:
-    """A micro-batch's part of E sum_e f_e P_e, eq. 4-6 of arXiv:2101.03961 over the whole optimizer step.
+    """Return a micro-batch's part of E sum_e f_e P_e, eq. 4-6 of arXiv:2101.03961 over the whole optimizer step.
 
-    f_e: the share of the step's tokens that are sent to expert e; P_e: the mean probability of expert e; both over all
-    tokens and layers. f is computed over the whole step first, as arXiv:2501.11873 recommends. The rest is a sum over
-    tokens, so the gradient does not depend on micro-batching or on the number of ranks.
+    f_e: the share of the step's tokens that are routed to expert e; P_e: the mean probability of expert e; both over
+    all tokens and layers. f is computed over the whole step first, as arXiv:2501.11873 recommends. The rest is a sum
+    over tokens, so the gradient does not depend on micro-batching or on the number of ranks.
     routing: (2, E), the micro-batch's `routing_sums`; step_routing: (2, E), their total over the step and all ranks.
     """
     choices, probabilities = step_routing.detach()

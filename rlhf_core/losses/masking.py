@@ -11,17 +11,19 @@ from torch import Tensor
 
 
 def weighted_sum(values: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
-    """The sum of `values` times `weights`, both (N,), where `mask` (N,) bool is true, as a scalar ()."""
+    """Return the sum of `values` times `weights`, both (N,), where `mask` (N,) bool is true, as a scalar ()."""
     return (values[mask] * weights[mask]).sum()
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """The sum of `values` (N,) where `mask` (N,) bool is true, as a scalar (); 0, with gradient 0, if all are false."""
+    """Return the sum of `values` (N,) where `mask` (N,) bool is true, as a scalar (); 0, with gradient 0, if all are
+    false.
+    """
     return values[mask].sum()
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean of `values` (N,) where `mask` (N,) bool is true, as a scalar ().
+    """Return the mean of `values` (N,) where `mask` (N,) bool is true, as a scalar ().
 
     Raises ValueError if the mask selects nothing, because the mean is then undefined.
     """

@@ -1,4 +1,4 @@
-"""Engine and trainer compute different probabilities for a token: measures the mismatch and corrects for it."""
+"""Mismatch between the token probabilities of engine and trainer: metrics and importance-sampling correction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGEST_EXPONENT = 20.0
 
 @torch.no_grad()
 def measure(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> dict[str, Metric]:
-    """How far the trainer's log-probs are from the engine's, at the tokens that the engine sampled.
+    """Measure the difference between the trainer's and the engine's log-probs at the sampled tokens.
 
     old_logprobs, rollout_logprobs: (N,) float32; mask: (N,) bool, true where the policy sampled.
     Returns rollout_mismatch and rollout_mismatch_max, mean and largest |difference| in nats; rollout_kl, the mean of
@@ -45,7 +45,7 @@ def corrected(
     low: float,
     high: float,
 ) -> tuple[Tensor, Tensor]:
-    """The mask and the weights after correction by w = the trainer's / the engine's probability of the token:
+    """Correct mask and weights by w = the trainer's / the engine's probability of the token:
 
     truncate: all tokens, weighted by w clamped to [low, high]; with low 0 the truncated importance sampling of F. Yao
     et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025; OpenRLHF also bounds w from
@@ -74,7 +74,8 @@ def corrected(
 
 
 def _geometric_means(difference: Tensor, mask: Tensor, sequence_lengths: Tensor) -> Tensor:
-    """(S,) exp of the mean difference over the trained tokens of each sequence; 1 for a sequence without any."""
+    """Return exp of the mean difference over the trained tokens of each sequence, (S,); 1 for a sequence without any.
+    """
     ids = sequence_ids(sequence_lengths)[mask]
     zeros = torch.zeros_like(sequence_lengths, dtype=difference.dtype)
     sums = zeros.index_add(0, ids, difference[mask])

@@ -1,10 +1,10 @@
-"""Losses of the policy: functions of tensors and numbers that return a loss and metrics.
+"""Policy losses: functions of tensors and numbers that return a loss and metrics.
 
-`loss_weights` (N,) float32 is the weight of each token in the loss of the whole optimizer step
-(losses/aggregation.py), so that the gradient does not depend on packing, micro-batching or sharding. All return the
-loss () and two metrics, means over the trained tokens:
-clip_fraction: of tokens that the clip stopped or bounded;
-approx_kl: KL(old || now) by the estimator r - 1 - log r, r = now / old, of tokens that old sampled.
+`loss_weights` (N,) float32 is the weight of each token in the loss of the whole optimizer step (losses/aggregation.py),
+so that the gradient does not depend on packing, micro-batching or sharding. All return the loss () and two metrics,
+means over the trained tokens:
+clip_fraction: share of tokens whose gradient or ratio was clipped;
+approx_kl: KL(old || now) by the estimator r - 1 - log r, r = now / old, at tokens sampled by the old policy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def clipped_policy_loss(
 
     logprobs, old_logprobs, advantages: (N,) float32; mask: (N,) bool, true where the policy sampled.
     The ratio is clipped to [1 - clip_low, 1 + clip_high]; dual_clip: see `_clipped_terms`.
-    clip_fraction: of tokens that have no gradient.
+    clip_fraction: share of tokens without gradient.
     """
     log_ratio = logprobs[mask] - old_logprobs[mask]
     terms, stopped = _clipped_terms(log_ratio, advantages[mask], clip_low, clip_high, dual_clip)
@@ -59,7 +59,7 @@ def sequence_policy_loss(
     tokens. The gradient of s is s times the mean of the gradients of their log-probs, with any aggregation. With the
     aggregation `sequence` this is the paper's mean over sequences.
     logprobs, old_logprobs, advantages: (N,) float32; mask: (N,) bool; sequence_lengths: (S,) int64. Sequences must be
-    whole. clip_fraction: of tokens whose sequence has no gradient.
+    complete. clip_fraction: share of tokens whose sequence has no gradient.
     """
     log_ratio = logprobs[mask] - old_logprobs[mask]
     ids = sequence_ids(sequence_lengths)[mask]
@@ -80,11 +80,11 @@ def cispo_policy_loss(
     clip_low: float,
     clip_high: float,
 ) -> LossAndMetrics:
-    """CISPO, eq. 4-5 of arXiv:2506.13585: log-prob x advantage x ratio. The ratio is clipped to
-    [1 - clip_low, 1 + clip_high] and detached, so that every token keeps the gradient of its log-prob.
+    """CISPO, eq. 4-5 of arXiv:2506.13585: log-prob x advantage x ratio. The ratio is clipped to [1 - clip_low, 1 +
+    clip_high] and detached, so that every token keeps the gradient of its log-prob.
 
     logprobs, old_logprobs, advantages: (N,) float32; mask: (N,) bool, true where the policy sampled.
-    clip_fraction: of tokens whose ratio was bounded.
+    clip_fraction: share of tokens whose ratio was clipped.
     """
     logprobs, log_ratio = logprobs[mask], logprobs[mask] - old_logprobs[mask]
     ratio = _bounded(log_ratio.detach()).exp()
@@ -96,7 +96,7 @@ def cispo_policy_loss(
 def _clipped_terms(
     log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """The loss term of each token, and whether clipping removed its gradient.
+    """Return the loss term of each token, and whether clipping removed its gradient.
 
     dual_clip: the term of a negative advantage is at most this many times -advantage, eq. 5 of arXiv:1912.09729.
     """

@@ -1,4 +1,4 @@
-"""Losses of a reward model that is trained on preference pairs."""
+"""Losses of reward models that are trained on preference pairs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def pairwise_loss(
 
     With x = chosen - rejected - margin: -log sigmoid(x), which is log(1 + exp(-x)), without overflow for any x; plus
     centring x (chosen + rejected)^2, since only differences are learned and their mean could drift (arXiv:2312.09244).
-    chosen, rejected: (P,) float32 rewards of each pair; margins: (P,) float32, how far apart they should be at least.
+    chosen, rejected: (P,) float32 rewards of each pair; margins: (P,) float32, the minimum difference of the two.
     num_pairs: pairs of the whole optimizer step over all ranks.
-    Returns the loss () and two means over the pairs of the step: accuracy, of pairs whose chosen completion has the
-    higher reward (a tie is wrong); reward_gap, of chosen - rejected.
+    Returns the loss () and two means over the pairs of the step: accuracy, the share of pairs whose chosen completion
+    has the higher reward (a tie is wrong); reward_gap, the mean of chosen - rejected.
     """
     gap = chosen - rejected
     loss = (centring * (chosen + rejected).square() - logsigmoid(gap - margins)).sum() / num_pairs

@@ -1,4 +1,4 @@
-"""Losses of a reward model whose reward at a token has something to say of its own, without another to compare with."""
+"""Pointwise losses of reward models: rewards are trained on labels or targets, not on comparisons."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlhf_core.metrics import LossAndMetrics, Sum
 
 
 def step_loss(rewards: Tensor, labels: Tensor, *, num_steps: int) -> LossAndMetrics:
-    """Binary cross-entropy of sigmoid(reward) and the label of each step, arXiv:2305.20050; of soft labels 2312.08935.
+    """Binary cross-entropy of sigmoid(reward) and the label of each step, arXiv:2305.20050; for soft labels 2312.08935.
 
     rewards: (K,) float32, the logit that the step is right; labels: (K,) float32 from 0 to 1. num_steps: of the whole
     optimizer step over all ranks.
-    Returns the loss () and two means over the steps: accuracy, how often reward and label are on one side, of 0 and of
-    1/2 (what lies on it is with the wrong ones); positive_share, of the labels above 1/2.
+    Returns the loss () and two means over the steps: accuracy, the share whose reward and label are on the same side of
+    0 and of 1/2 (on the boundary counts as the wrong side); positive_share, the share of labels above 1/2.
     """
     loss = binary_cross_entropy_with_logits(rewards, labels, reduction="sum") / num_steps
     with torch.no_grad():
@@ -25,7 +25,7 @@ def step_loss(rewards: Tensor, labels: Tensor, *, num_steps: int) -> LossAndMetr
 
 
 def regression_loss(rewards: Tensor, targets: Tensor, *, num_completions: int) -> LossAndMetrics:
-    """The mean of (reward - target)^2, as HelpSteer2's reward models are trained, arXiv:2406.08673.
+    """Mean of (reward - target)^2, as HelpSteer2's reward models are trained, arXiv:2406.08673.
 
     rewards, targets: (K,) float32 of each completion. num_completions: of the whole optimizer step over all ranks.
     Returns the loss () and absolute_error, the mean of |reward - target|.

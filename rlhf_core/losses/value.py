@@ -17,8 +17,8 @@ def clipped_value_loss(
     values, old_values, returns: (N,) float32; mask: (N,) bool, true where the policy sampled.
     clip: the largest difference of the clipped value from the old one; None: half the squared error.
     loss_weights: (N,) float32, of each token in the loss of the whole optimizer step.
-    Returns the loss () and two means over the trained tokens: value_clip_fraction, of values whose clipped error is
-    the larger one; critic_squared_error, of the values as they are.
+    Returns the loss () and two means over the trained tokens: value_clip_fraction, the share of values whose clipped
+    error is the larger one; critic_squared_error, of the unclipped values.
     """
     values, old_values, returns = values[mask], old_values[mask], returns[mask]
     plain = (values - returns).square()

@@ -1,4 +1,4 @@
-"""Losses of preference pairs, one small file each; config/stages/preference_losses.py lists them."""
+"""Losses on preference pairs, one small file each; config/stages/preference_losses.py lists them."""
 
 from importlib import import_module
 from typing import Any
@@ -8,7 +8,7 @@ from rlhf_core.losses.preference.base import PairLogprobs, PreferenceLoss
 
 
 def build_preference_loss(config: PreferenceLossConfig) -> PreferenceLoss[Any]:
-    """The implementation of a loss, with its settings."""
+    """Return the implementation of a preference loss with its settings."""
     module, _, name = PREFERENCE_LOSSES[config.type].implementation.partition(":")
     implementation: type[PreferenceLoss[Any]] = getattr(import_module(module), name)
     return implementation(config)

@@ -1,4 +1,4 @@
-"""Anchored preference optimisation, arXiv:2408.06266: where each reward should go by itself, not only their order."""
+"""Anchored preference optimisation, arXiv:2408.06266: trains the direction of each reward, not only their order."""
 
 from __future__ import annotations
 

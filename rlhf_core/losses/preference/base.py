@@ -1,4 +1,4 @@
-"""What a preference loss is given, and what it answers."""
+"""Interface of a preference loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R", bound=ReferenceLoss)
 
 @dataclass(frozen=True, slots=True)
 class PairLogprobs:
-    """Log-probs of the completions of P pairs: in column 0 the chosen ones, in column 1 the rejected ones."""
+    """Log-probs of the completions of P pairs: column 0 the chosen ones, column 1 the rejected ones."""
 
     logprobs: Tensor  # (P, 2) float32, summed over the tokens of each completion
     lengths: Tensor  # (P, 2), tokens of each completion, at least 1
@@ -24,30 +24,30 @@ class PairLogprobs:
 
     @property
     def means(self) -> Tensor:
-        """(P, 2): mean log-prob of a token."""
+        """Return the mean log-prob per token, (P, 2)."""
         return self.logprobs / self.lengths
 
 
 @dataclass(frozen=True)
 class PreferenceLoss(ABC, Generic[C]):
-    """Pure: tensors in, tensors out. Sums over the pairs of a step are the caller's."""
+    """A pure function of tensors; the caller sums over the pairs of a step."""
 
     config: C
 
     @abstractmethod
     def rewards(self, pairs: PairLogprobs) -> Tensor:
-        """(P, 2): the rewards that the loss takes the policy to give, of which the chosen one should be higher."""
+        """Return the implicit rewards of the policy, (P, 2); the chosen one should be higher."""
 
     @abstractmethod
     def __call__(self, pairs: PairLogprobs) -> Tensor:
-        """(P,): the loss of each pair."""
+        """Return the loss of each pair, (P,)."""
 
 
 class RatioLoss(PreferenceLoss[R]):
-    """A loss of log-prob ratios to the reference."""
+    """Base of losses of the log-prob ratios to the reference."""
 
     def ratios(self, pairs: PairLogprobs) -> Tensor:
-        """(P, 2): r, the log-prob of each completion less that by the reference."""
+        """Return r, the log-prob of each completion minus that under the reference, (P, 2)."""
         assert pairs.reference is not None
         ratios = pairs.logprobs - pairs.reference
         return ratios / pairs.lengths if self.config.logprobs == "mean" else ratios

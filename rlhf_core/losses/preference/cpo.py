@@ -1,5 +1,4 @@
-"""CPO: DPO's loss with a reference that finds all completions equally likely, and the chosen one's likelihood,
-arXiv:2401.08417."""
+"""CPO: DPO's loss with a uniform reference, plus the chosen completion's likelihood, arXiv:2401.08417."""
 
 from __future__ import annotations
 

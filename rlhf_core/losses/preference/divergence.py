@@ -1,4 +1,4 @@
-"""Rewards that an f-divergence between policy and reference defines, arXiv:2309.16240: beta f'(u), u = exp(r).
+"""Implicit rewards of an f-divergence between policy and reference, arXiv:2309.16240: beta f'(u), u = exp(r).
 
 Constants are left out: they cancel in the difference of two rewards. The reverse KL, f = u log u, is DPO's.
 """
@@ -18,7 +18,7 @@ _LARGEST_EXPONENT = 60.0  # exp of more, squared, is infinite in float32
 
 
 class DifferenceLoss(RatioLoss[D]):
-    """A loss of the difference of the two rewards."""
+    """Base of losses of the difference of the two rewards."""
 
     def rewards(self, pairs: PairLogprobs) -> Tensor:
         ratios = self.ratios(pairs)
@@ -35,11 +35,11 @@ class DifferenceLoss(RatioLoss[D]):
         return self.config.beta * values
 
     def difference(self, pairs: PairLogprobs) -> Tensor:
-        """(P,): d, the chosen reward less the rejected one."""
+        """Return d, the chosen reward minus the rejected one, (P,)."""
         rewards = self.rewards(pairs)
         return rewards[:, 0] - rewards[:, 1]
 
 
 def _exp(exponents: Tensor) -> Tensor:
-    """Without overflow: beyond the largest exponent, constant."""
+    """Return exp without overflow: constant beyond the largest exponent."""
     return exponents.clamp(max=_LARGEST_EXPONENT).exp()

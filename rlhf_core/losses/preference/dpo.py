@@ -1,4 +1,4 @@
-"""DPO, arXiv:2305.18290, and with label smoothing conservative DPO."""
+"""DPO, arXiv:2305.18290; with label smoothing, conservative DPO."""
 
 from __future__ import annotations
 

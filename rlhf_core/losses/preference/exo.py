@@ -1,4 +1,4 @@
-"""EXO of pairs: the reverse KL from smoothed labels to the softmax of the two rewards, arXiv:2402.00856."""
+"""EXO on pairs: the reverse KL from smoothed labels to the softmax of the two rewards, arXiv:2402.00856."""
 
 from __future__ import annotations
 

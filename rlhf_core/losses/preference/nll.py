@@ -1,4 +1,4 @@
-"""The likelihood of chosen completions, beside another loss."""
+"""Negative log-likelihood of chosen completions, added to another loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DPO that is unbiased under labels of which a known share is wrong, arXiv:2403.00409."""
+"""DPO that is unbiased under labels with a known error rate, arXiv:2403.00409."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SPPO with certain labels: each log-prob ratio is regressed to its side's 1 / (2 beta), arXiv:2405.00675."""
+"""SPPO with hard labels: each log-prob ratio is regressed to its side's 1 / (2 beta), arXiv:2405.00675."""
 
 from __future__ import annotations
 
