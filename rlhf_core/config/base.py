@@ -1,4 +1,4 @@
-"""What every config class shares: frozen, strict, and closed to unknown keys."""
+"""Base of all config classes: frozen, strict, unknown keys rejected."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ Role = Literal["dataset", "model", "reward_model", "adapter", "logprobs", "top_l
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Marks a setting that names an input, or, where it is a tuple, several inputs.
+    """Marks a setting that names an input, or, if it is a tuple, several inputs.
 
-    Where the setting is none, the input is the last result of its role made before the stage; with `optional`, the
-    stage then has no such input.
+    A setting of None names the last result of its role made before the stage; with `optional` there may be none.
     """
 
     role: Role
@@ -47,7 +46,7 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class NamedFolder:
-    """A folder of the user, by its path or URL, and the endings of the files in it that count."""
+    """A user's folder, by path or URL, and the suffixes of the files in it that count."""
 
     path: str
     suffixes: tuple[str, ...]
@@ -59,32 +58,34 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     def unused_fields(self) -> frozenset[str]:
-        """Settings that stay out of the stage key: those that this config does not use, such as the blocks of
-        algorithms that were not chosen, and those of `since_default` at their default."""
+        """Settings left out of the stage key: those that this config does not use, such as the blocks of algorithms
+        that were not chosen, and those of `since_default` at their default.
+        """
         late = {name: field for name, field in type(self).model_fields.items() if _is_marked(field, "since_default")}
         return frozenset(name for name, field in late.items() if getattr(self, name) == field.default)
 
     def named_files(self) -> Iterable[str]:
-        """Paths of the user's files that these settings name, whose content is part of the stage key; without those of
-        configs below."""
+        """Paths of the user's files named by these settings, whose content is part of the stage key; nested configs
+        excluded.
+        """
         return ()
 
     def named_folders(self) -> Iterable[NamedFolder]:
-        """The user's folders that these settings name, likewise."""
+        """The user's folders named by these settings; nested configs excluded."""
         return ()
 
     def named_variables(self) -> Iterable[str]:
-        """Environment variables that these settings name, which a job needs and no key has."""
+        """Environment variables named by these settings, which a job needs and no key includes."""
         return ()
 
     def used_settings(self) -> Iterator[tuple[str, Any]]:
-        """Name and value of each setting, without the unused ones."""
+        """Yield name and value of each setting, without the unused ones."""
         unused = self.unused_fields()
         yield from ((name, getattr(self, name)) for name in type(self).model_fields if name not in unused)
 
 
 class KeyedConfig(Config):
-    """Fields of its own and, beside them, blocks: further keys, whose class `block_class` finds by their key.
+    """Fields and, beside them, blocks: further keys, whose class is chosen by `block_class`.
 
     This is how one line in a table adds a stage to recipes or an algorithm to `rl`, without another field here.
     """
@@ -93,15 +94,15 @@ class KeyedConfig(Config):
 
     @classmethod
     def block_class(cls, key: str, raw: Any) -> type[Config] | None:
-        """The class of the block `key`, whose content as JSON values is `raw`; None: there is no such key.
+        """Return the class of the block `key`, whose content as JSON values is `raw`; None if there is no such key.
 
-        May raise ValueError, which becomes a problem of that key.
+        May raise ValueError, which is reported as a problem of that key.
         """
         raise NotImplementedError
 
     @classmethod
     def block_names(cls) -> list[str]:
-        """Keys of blocks that there always are."""
+        """Keys of the blocks that are always present."""
         raise NotImplementedError
 
     @property
@@ -131,7 +132,10 @@ class KeyedConfig(Config):
 
     @classmethod
     def validated_block(cls, key: str, raw: Any) -> Config:
-        """The block `key`, whose content as JSON values is `raw`. Raises ValidationError, located from this config."""
+        """Return the block `key`, validated from the JSON values `raw`.
+
+        Raises ValidationError, located from this config.
+        """
         if isinstance(raw, Config):
             return raw
         try:
@@ -150,7 +154,7 @@ _OF_PYDANTIC = frozenset(get_args(ErrorType))
 
 
 def located(error: ValidationError, *place: str) -> Iterator[InitErrorDetails]:
-    """The problems of `error`, found below `place`."""
+    """Yield the problems of `error` with `place` prepended to their locations."""
     for problem in error.errors():
         # What a validator of ours has raised: only its text can be raised again.
         kind: Any = problem["type"]
@@ -161,19 +165,21 @@ def located(error: ValidationError, *place: str) -> Iterator[InitErrorDetails]:
 
 
 def raised(text: str) -> PydanticCustomError:
-    """The kind of a problem whose whole message is `text`."""
+    """Return an error type whose whole message is `text`."""
     return PydanticCustomError("value_error", "{text}", {"text": text})
 
 
 def operational(default: Any = ..., **constraints: Any) -> Any:
-    """A field that changes how fast or where a stage runs, never what it computes: it stays out of the stage key."""
+    """Return a field that changes how fast or where a stage runs, never its result: it is left out of the stage key."""
     if isinstance(default, type):
         return Field(default_factory=default, json_schema_extra={"operational": True}, **constraints)
     return Field(default, json_schema_extra={"operational": True}, **constraints)
 
 
 def since_default(default: Any, **constraints: Any) -> Any:
-    """A field that came after runs had been made, which did what `default` says: it keeps their stage keys."""
+    """Return a field added after its stage's first release: at `default`, the earlier behaviour, it is left out of the
+    stage key.
+    """
     return Field(default, json_schema_extra={"since_default": True}, **constraints)
 
 
@@ -189,12 +195,12 @@ def reads_of(config: type[Config], name: str) -> Reads | None:
 
 
 def is_operational(config: type[Config], name: str) -> bool:
-    """Whether the setting `name` stays out of the stage key. A block, which is no field, is part of it."""
+    """Whether the setting `name` is left out of the stage key; blocks, which are no fields, are part of it."""
     return _is_marked(config.model_fields.get(name), "operational") or reads_of(config, name) is not None
 
 
 def result_settings(config: Config) -> dict[str, Any]:
-    """The settings of `config` that can change a result, as JSON values: what a stage key is made of."""
+    """Return the settings of `config` that can change a result, as JSON values: the content of a stage key."""
     dumped = config.model_dump(mode="json")
     return {
         name: _result_value(value, dumped[name])
@@ -204,7 +210,7 @@ def result_settings(config: Config) -> dict[str, Any]:
 
 
 def _is_reserved(config: type[Config], name: str, value: Any) -> bool:
-    """Whether `value`, of a setting that names an input, names none but decides something itself."""
+    """Whether `value`, of a setting that names an input, is a keyword instead of a name."""
     reads = reads_of(config, name)
     return reads is not None and isinstance(value, str) and value in reads.reserved
 

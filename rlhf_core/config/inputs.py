@@ -1,8 +1,8 @@
-"""Settings that name what a stage reads: datasets and models, by the names that the recipe gives them.
+"""Settings that name a stage's inputs: datasets and models, by their names in the recipe.
 
-Such a setting is annotated with `Reads`. A recipe's graph is made from these annotations alone: the path of the setting
-in its stage's section (`dataset`, `ppo.rewards.helpful.model`) is the name of the input that the stage gets. The name
-that the recipe chose stays out of the stage key, which holds the key of the artifact itself.
+Such a setting is annotated with `Reads`. A recipe's graph is built from these annotations alone: the path of the
+setting in its stage's section (`dataset`, `ppo.rewards.helpful.model`) is the name of the stage's input. The name
+chosen in the recipe is left out of the stage key, which includes the key of the artifact itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlhf_core.config.typed import config_classes
 
 @dataclass(frozen=True, slots=True)
 class InputSetting:
-    """A setting that names an input: its path below the stage's section, and the names it holds."""
+    """A setting that names an input: its path below the stage's section, and its names."""
 
     path: str
     reads: Reads
@@ -25,7 +25,7 @@ class InputSetting:
     many: bool  # the setting is a tuple: each name is an input of its own
 
     def input_name(self, name: str = "") -> str:
-        """What the stage calls the input that the setting names `name`."""
+        """Return the stage's name of the input called `name` in the setting."""
         return self.reads.each or (f"{self.path}.{name}" if self.many else self.path)
 
     @property
@@ -36,7 +36,7 @@ class InputSetting:
 
 
 def input_settings(config: Config, at: str = "") -> Iterator[InputSetting]:
-    """Every used setting of `config`, at any depth, that names inputs."""
+    """Yield every used setting of `config`, at any depth, that names inputs."""
     for name, value in config.used_settings():
         path = f"{at}.{name}" if at else name
         reads = reads_of(type(config), name)
@@ -49,7 +49,7 @@ def input_settings(config: Config, at: str = "") -> Iterator[InputSetting]:
 
 
 def roles_of_inputs(config: Config) -> dict[str, tuple[Role, ...]]:
-    """The roles that will do for each input that the settings name."""
+    """Return the accepted roles of each input named by the settings."""
     return {name: setting.reads.roles for setting in input_settings(config) for name in setting.input_names}
 
 
@@ -65,7 +65,7 @@ def _settings_below(value: Any, path: str) -> Iterator[InputSetting]:
 
 
 def readable_roles(config: type[Config]) -> frozenset[Role]:
-    """The roles of all inputs that a config of this class could name, whatever its settings."""
+    """Return the roles of all inputs that a config of this class could name, whatever its settings."""
     seen: set[type[Config]] = set()
     roles: set[Role] = set()
     pending: list[Any] = [config]

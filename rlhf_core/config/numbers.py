@@ -1,4 +1,4 @@
-"""The numbers of a recipe, each with the range of what can be meant: what is beyond is refused, not computed."""
+"""Number types of recipes, each with its valid range; a value outside is rejected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUT_OF_RANGE = "out_of_range"  # the type of pydantic's problem
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Annotates a number with its lowest and its highest value, and with what is wrong beyond them."""
+    """Annotates a number with its minimum and maximum, and with the message for values outside."""
 
     low: float
     high: float
@@ -24,7 +24,7 @@ class Limits:
     below: bool = False  # `high` itself is too high
 
     def check(self, value: float) -> float:
-        """`value`. Raises PydanticCustomError if it is out of range."""
+        """Return `value`. Raises PydanticCustomError if it is out of range."""
         why = ""
         if value > self.high or (self.below and value == self.high):
             why = self.too_high
@@ -53,14 +53,14 @@ class Limits:
 
 
 def no_bool(value: Any) -> Any:
-    """`value`, for a choice of numbers: to Python, and so to pydantic, true is 1."""
+    """Return `value`, for a choice of numbers; Python, and so pydantic, takes true for 1."""
     if isinstance(value, bool):
         raise PydanticCustomError(OUT_OF_RANGE, "it must be a whole number")
     return value
 
 
 def no_number(value: Any) -> Any:
-    """`value`, for a choice with true or false in it: to Python, and so to pydantic, 1 is true."""
+    """Return `value`, for a choice with true or false in it; Python, and so pydantic, takes 1 for true."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise PydanticCustomError(OUT_OF_RANGE, "it must not be a number")
     return value

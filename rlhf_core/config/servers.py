@@ -1,4 +1,4 @@
-"""Servers that rewards and judges ask: where they are, how long and how often they are asked, and with which text."""
+"""Settings of reward and judge servers: URL, timeouts, retries and templates of the text sent."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
 
 
 class ServerConfig(Config):
-    """One server, or several that answer alike.
+    """One server, or several equal ones.
 
-    Nothing secret belongs into a recipe, which is kept with every result: name environment variables instead.
+    A recipe is kept with every result and must not contain secrets: name environment variables instead.
     """
 
     url: str | None = Field(default=None, description="of the server, http:// or https://, without a password")
@@ -51,7 +51,7 @@ class ServerConfig(Config):
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError if it is no URL of a server, or holds a user or a password."""
+    """Raise ValueError if `url` is not a server's URL, or contains a user or a password."""
     found = _URL.fullmatch(url)
     if found is None:
         raise ValueError("the URL must begin with http:// or https:// and name a host")
@@ -68,7 +68,7 @@ def check_url(url: str) -> None:
 
 
 def _template(*variables: str, judged: tuple[str, ...] = ()) -> Callable[[str], str]:
-    """judged: those of the variables without which nothing could be judged."""
+    """Return a validator of templates that use these variables; `judged` ones are required."""
 
     def check(text: str) -> str:
         names = _names(text)
@@ -83,7 +83,8 @@ def _template(*variables: str, judged: tuple[str, ...] = ()) -> Callable[[str], 
 
 
 def _names(text: str) -> set[str]:
-    """The variables of a template. Computes none of it: of constants, Jinja's compiler would, however large."""
+    """Return the variables of a template without evaluating it: Jinja's compiler would fold constants, however large.
+    """
     from jinja2 import TemplateSyntaxError, nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

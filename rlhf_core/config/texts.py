@@ -1,4 +1,4 @@
-"""The texts of a recipe that other programs take as they are: each in the form that these can use."""
+"""Checks of texts that are passed to other programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 
 def is_unicode(text: str) -> bool:
-    """False for text with half of a surrogate pair, which JSON can escape and UTF-8 cannot hold."""
+    """False for text with half of a surrogate pair, which JSON can escape and UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -23,22 +23,22 @@ def is_unicode(text: str) -> bool:
 
 
 def is_blank(text: str) -> bool:
-    """Whether nothing of it can be seen: all is white space, zero-width spaces, byte-order marks and the like."""
+    """Whether nothing of `text` is visible: all is white space, zero-width spaces, byte-order marks and the like."""
     return all(character.isspace() or unicodedata.category(character) == "Cf" for character in text)
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether it may be the name of a repository on the hub, with its owner."""
+    """Whether `text` is a valid name of a repository on the hub, with its owner."""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII) is not None
 
 
 def hub_hint(text: str) -> str:
-    """A suggestion to append to a message about a missing path; empty if it cannot be a name of the hub."""
+    """Return a hint for messages about a missing path; empty if it is no valid name of the hub."""
     return f", did you mean `type: hub`? write `{{type: hub, repository: {text}}}`" if is_hub_name(text) else ""
 
 
 def names_a_host(url: str) -> bool:
-    """Whether the URL names a host, and no port or one that can be."""
+    """Whether the URL has a host, and either no port or a valid one."""
     try:
         parts = urlsplit(url)
         return bool(parts.hostname) and (parts.port is None or parts.port > 0)

@@ -1,4 +1,4 @@
-"""Where metrics go besides metrics.jsonl."""
+"""Settings of trackers, besides metrics.jsonl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configs whose class is chosen by their key `type`, in a table that anybody may add a line to."""
+"""Configs whose class is chosen by their key `type`, in a table open to extensions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlhf_core.errors import did_you_mean
 
 
 class TypedConfig(Config):
-    """A class with `family` stands for all classes of the table that inherit from it; only they have instances.
+    """A class with `family` represents all classes of the table that inherit from it; only they have instances.
 
-    The table is read when a recipe is, so that a line added from outside is known to recipes at once.
+    The table is read when a recipe is, so that a line added from outside takes effect at once.
     """
 
     family: ClassVar[str]  # what a message calls them, such as `reward`
@@ -26,12 +26,12 @@ class TypedConfig(Config):
 
     @classmethod
     def classes(cls) -> Mapping[str, builtins.type[Self]]:
-        """The classes that may stand in the place of this one, by their `type`."""
+        """The classes accepted in place of this one, by their `type`."""
         raise NotImplementedError
 
     @classmethod
     def chosen(cls, raw: Any) -> TypedConfig:
-        """The config that `raw`, JSON values or a config, stands for. Raises ValidationError."""
+        """Return the config of `raw`, which is JSON values or a config. Raises ValidationError."""
         known = cls.classes()
         if isinstance(raw, cls):
             return raw
@@ -65,7 +65,7 @@ class TypedConfig(Config):
 
 
 def config_classes(annotation: Any) -> Iterator[type[Config]]:
-    """The config classes that a value of this type may be, not those inside of a list, a mapping or a config."""
+    """Yield the config classes of values of this type, without those inside a list, a mapping or a config."""
     if isinstance(annotation, type) and issubclass(annotation, TypedConfig) and "family" in vars(annotation):
         yield from annotation.classes().values()
     elif isinstance(annotation, type) and issubclass(annotation, Config):

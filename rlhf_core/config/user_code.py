@@ -1,4 +1,4 @@
-"""A Python file of the user, and the files that it needs beside it."""
+"""Settings of a user's Python file and the files that it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_core.config.texts import Variable
 
 
 class UserFile(Config):
-    """What names a Python file of the user."""
+    """A setting with a user's Python file."""
 
     path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
     files: tuple[str, ...] = Field(
@@ -31,7 +31,7 @@ class UserFile(Config):
 
 
 class UserProgram(UserFile):
-    """What runs a Python file of the user beside the computation, which may need credentials."""
+    """A user's Python file that runs beside the computation and may need credentials."""
 
     variables: tuple[Variable, ...] = operational(
         (), description="environment variables that it reads, such as one with a token"
@@ -42,7 +42,7 @@ class UserProgram(UserFile):
 
 
 class CalledBeforeJob(UserProgram):
-    """A program that `plan` can call once, for a row."""
+    """A program that `plan` can call once, on one row."""
 
     call_before_job: bool = operational(
         True, description="call it once, for the first row, before a job starts; false: it needs what only its job has"
@@ -50,7 +50,7 @@ class CalledBeforeJob(UserProgram):
 
 
 def check_options(options: Mapping[str, Any], parameters: Sequence[str], function: str) -> None:
-    """Raise ValueError for an option that has the name of what each call passes to `function` itself."""
+    """Raise ValueError for an option with the name of one of the parameters that each call passes to `function`."""
     taken = next((name for name in options if name in parameters), None)
     if taken is not None:
         raise ValueError(
@@ -70,5 +70,5 @@ def check_beside(path: str, files: Sequence[str]) -> None:
 
 
 def beside(path: str, file: str) -> str:
-    """`file` as seen from the folder of `path`; both as the recipe writes them."""
+    """Return `file` relative to the folder of `path`; both as written in the recipe."""
     return posixpath.relpath(file, posixpath.dirname(path) or ".")

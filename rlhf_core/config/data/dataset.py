@@ -1,4 +1,6 @@
-"""Where rows come from and what they mean. One entry of the recipe's `data` becomes one dataset artifact."""
+"""Settings of datasets: sources of rows and their format. One entry of the recipe's `data` becomes one dataset
+artifact.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ class WeightedSource(Config):
 
 
 class ImagesConfig(Config):
-    """The images of rows. They become files of the dataset's artifact, each kept once."""
+    """Images of rows. They become files of the dataset's artifact, each kept once."""
 
     folder: NonEmpty | None = Field(
         default=None,
@@ -182,7 +184,7 @@ class DatasetConfig(SeededConfig):
         return self.processes
 
     def most_rows(self, count: int) -> int:
-        """How many of `count` rows `limit` or `share` leaves."""
+        """Return how many of `count` rows remain after `limit` or `share`."""
         if self.share is not None:
             return max(1, round(self.share * count))
         return count if self.limit is None else min(count, self.limit)
@@ -220,7 +222,7 @@ class DatasetConfig(SeededConfig):
 
 
 class OverlapConfig(StageConfig):
-    """A comparison that the pipeline adds to each dataset that is trained on, before anything is trained on it."""
+    """A comparison with held-out data that the pipeline adds to each training dataset, before anything trains on it."""
 
     dataset: Annotated[str, Reads("dataset")] = Field(description="that is trained on")
     held_out: Annotated[tuple[str, ...], Reads("dataset")] = Field(description="that are validated or evaluated on")

@@ -1,4 +1,4 @@
-"""Every data format there is. A new one is a file in rlhf_core/data/formats, and one line here."""
+"""Table of data formats. A new one is a file in rlhf_core/data/formats, and one line here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORMATS: dict[str, FormatEntry] = {
 
 
 def known_format(name: str) -> str:
-    """`name`. Raises ValueError, with the nearest name, if there is no such format."""
+    """Return `name`. Raises ValueError, with the nearest name, if there is no such format."""
     if name not in FORMATS:
         raise ValueError(f"there is no format `{name}`{did_you_mean(name, FORMATS)}; there are {', '.join(FORMATS)}")
     return name

@@ -1,4 +1,4 @@
-"""What a stage's actors reserve of the cluster."""
+"""Cluster resources that a stage's actors reserve."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_core.config.numbers import CPUs, Processes, Threads, WorkerGPUs
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a stage's actors reserve of the cluster together."""
+    """Total resources reserved by a stage's actors."""
 
     cpus: float = 0.0
     gpus: float = 0.0
@@ -21,24 +21,24 @@ class Reservation:
 
     @property
     def devices(self) -> float:
-        """GPUs; CPUs where it reserves none. Device seconds count these."""
+        """GPUs, or CPUs if there are none: the unit of device seconds."""
         return self.gpus or self.cpus
 
     def __add__(self, other: Reservation) -> Reservation:
         return Reservation(self.cpus + other.cpus, self.gpus + other.gpus, self.parts | other.parts)
 
     def __or__(self, other: Reservation) -> Reservation:
-        """What is enough for either, where the one is given back before the other begins."""
+        """Return the maximum of both, for one that is released before the other is made."""
         return Reservation(max(self.cpus, other.cpus), max(self.gpus, other.gpus), self.parts | other.parts)
 
 
 def of_each(count: int, cpus: float, gpus: float) -> Reservation:
-    """Of `count` actors with so much each."""
+    """Return the reservation of `count` actors with the same resources each."""
     return Reservation(count * cpus, count * gpus, frozenset({(cpus, gpus)}))
 
 
 class Placement(Config):
-    """What Ray reserves for one group of workers. `threads` 0 means: as many as the reserved CPUs."""
+    """Resources that Ray reserves for one group of workers. `threads` 0: as many as the reserved CPUs."""
 
     workers: Processes = Field(default=1, description="processes")
     cpus_per_worker: CPUs = Field(default=1.0, description="CPUs that Ray reserves")
@@ -56,7 +56,7 @@ class Placement(Config):
 
     @property
     def num_threads(self) -> int:
-        """That a worker computes with."""
+        """Threads of each worker."""
         return self.threads or max(1, math.ceil(self.cpus_per_worker))
 
     def reserves(self) -> Reservation:

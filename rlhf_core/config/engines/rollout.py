@@ -1,4 +1,4 @@
-"""How completions are sampled, and the engines that sample them."""
+"""Settings of sampling, and of the engines that sample."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class SamplingConfig(Config):
 
     @property
     def truncation(self) -> tuple[str, ...]:
-        """The settings by which unlikely tokens are never sampled."""
+        """The settings that exclude unlikely tokens from sampling."""
         cuts = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": self.min_p > 0}
         return tuple(name for name, cut in cuts.items() if cut)
 
 
 def require_different(samples: int, sampling: SamplingConfig) -> None:
-    """Raises ValueError if the completions that are sampled beside the greedy one would all be that one."""
+    """Raise ValueError if all completions sampled beside the greedy one would equal it."""
     if samples and sampling.temperature == 0:
         raise ValueError(
             f"sampling.temperature is 0, so that all {samples} samples of a prompt would be alike; set a temperature "
@@ -145,12 +145,12 @@ class RolloutEngineConfig(Config):
 
     @property
     def num_threads(self) -> int:
-        """That an engine computes with."""
+        """Threads of each engine."""
         return self.threads or max(1, math.ceil(self.cpus_per_engine))
 
     @property
     def merges_adapters(self) -> bool:
-        """Whether engines are given whole weights where an adapter is trained."""
+        """Whether engines receive merged weights when an adapter is trained."""
         return self.serve_adapter == "merged" or (self.serve_adapter is None and not self.gpus_per_engine)
 
     def reserves(self) -> Reservation:

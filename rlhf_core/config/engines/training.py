@@ -1,4 +1,4 @@
-"""How DeepSpeed and transformers run one model: precision, attention, sharding, offload."""
+"""Settings of DeepSpeed and transformers for one model: precision, attention, sharding, offload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _TOKENS_ON_CPU = 2048  # more take memory, and were slower where it was measured
 
 
 class EngineConfig(Config):
-    """How DeepSpeed and transformers run a model. Precision and attention change results; sharding only rounding."""
+    """DeepSpeed and transformers settings of one model. Precision and attention change results; sharding only rounding.
+    """
 
     dtype: Dtype = Field(default="bfloat16", description="of weights and activations; master weights are float32")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
@@ -51,14 +52,15 @@ class EngineConfig(Config):
     )
 
     def micro_batch_tokens(self, placement: Placement) -> int:
-        """Packed tokens of one forward. placement: of the workers that run the model."""
+        """Return the packed tokens of one forward on workers of this placement."""
         return self.tokens_per_micro_batch or (_TOKENS_ON_GPU if placement.gpus_per_worker else _TOKENS_ON_CPU)
 
     @property
     def sharding(self) -> int:
-        """The ZeRO stage that runs. In bfloat16, 0 and 1 run as 2, which computes the same and shards more: DeepSpeed's
-        stage 0 would sum the micro-batches' gradients in bfloat16, and its stage 1 takes another code path that prints
-        as it starts."""
+        """The ZeRO stage in effect. In bfloat16, 0 and 1 run as 2, which computes the same and shards more: DeepSpeed's
+        stage 0 would sum the micro-batches' gradients in bfloat16, and its stage 1 takes another code path that
+        prints as it starts.
+        """
         return max(2, self.zero_stage) if self.dtype == "bfloat16" else self.zero_stage
 
     @model_validator(mode="after")

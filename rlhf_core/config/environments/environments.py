@@ -1,4 +1,4 @@
-"""What the policy talks with in RL. `ENVIRONMENTS` lists all.
+"""Settings of RL environments. `ENVIRONMENTS` lists all.
 
 A new one is a file in rlhf_core/environments, its config class, and one line there.
 """
@@ -35,42 +35,42 @@ class AnyEnvironment(TypedConfig):
 
     @property
     def most_turns(self) -> int:
-        """Replies of the longest episode."""
+        """Maximum number of replies in an episode."""
         raise NotImplementedError
 
     def of_row(self, row: Mapping[str, Any]) -> EnvironmentConfig:
-        """The environment of the episodes that start from this row. Raises RecipeError if there is none for it."""
+        """Return the environment of episodes that start from this row. Raises RecipeError if there is none."""
         raise NotImplementedError
 
     def parts(self) -> Mapping[str, EnvironmentConfig]:
-        """Every environment that may be played, by its place below this setting."""
+        """All environments that may be used, by their place below this setting."""
         raise NotImplementedError
 
     @property
     def appends_turns(self) -> bool:
-        """Whether each turn must follow the tokens of the last one, so that the chat template may only append."""
+        """Whether each turn must continue the tokens of the last one, so that the chat template may only append."""
         return any(part.appends_turns for part in self.parts().values())
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The lowest and the highest sum of what it gives in an episode; None: not known before it is given."""
+        """The lowest and highest total reward of an episode; None if not known in advance."""
         each = [part.bounds for part in self.parts().values()]
         known = [bounds for bounds in each if bounds is not None]
         return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(each) else None
 
     @property
     def is_program(self) -> bool:
-        """Whether episodes are played by programs, which ask for replies whenever they want to."""
+        """Whether episodes are driven by programs that request replies themselves."""
         return any(part.is_program for part in self.parts().values())
 
     @property
     def calls_tools(self) -> bool:
-        """Whether the chat template must write tools and results of calls."""
+        """Whether the chat template must render tools and tool results."""
         return any(part.calls_tools for part in self.parts().values())
 
 
 class EnvironmentConfig(AnyEnvironment):
-    """Every environment but a choice of several."""
+    """Base of every environment but a choice of several."""
 
     family: ClassVar[str] = "environment"
 
@@ -78,7 +78,7 @@ class EnvironmentConfig(AnyEnvironment):
 
     @property
     def row_columns(self) -> tuple[str, ...]:
-        """Columns that every row must have which an episode starts from."""
+        """Columns required in every row that an episode starts from."""
         return ()
 
     @property
@@ -96,7 +96,7 @@ class EnvironmentConfig(AnyEnvironment):
         return None
 
     def code(self) -> Mapping[str, CodeEnvironment | FunctionTool]:
-        """What it takes from files of the user's, by its place below this setting."""
+        """Its code in the user's files, by its place below this setting."""
         return {}
 
     @property
@@ -118,7 +118,7 @@ class EnvironmentConfig(AnyEnvironment):
 
 
 class ToleratesFailures(Config):
-    """Of an environment whose episodes may fail."""
+    """An environment with episodes that may fail."""
 
     tolerated_failures: PartialShare = Field(
         default=0.0,
@@ -127,7 +127,7 @@ class ToleratesFailures(Config):
 
 
 class TimedEpisodes(EnvironmentConfig):
-    """An environment whose turns take time of their own."""
+    """An environment with a time limit per turn."""
 
     episode_seconds: Seconds | None = operational(
         None,
@@ -137,7 +137,7 @@ class TimedEpisodes(EnvironmentConfig):
 
 
 class EpisodeProcesses(EnvironmentConfig):
-    """An environment whose episodes have processes of their own."""
+    """An environment with a process per episode."""
 
     parallel_episodes: Sequences = operational(
         256, description="episodes that are played at a time, each in a process of its own"
@@ -145,7 +145,7 @@ class EpisodeProcesses(EnvironmentConfig):
 
 
 class SingleTurn(EnvironmentConfig):
-    """One reply to the row's prompt, judged by the rewards alone."""
+    """One reply to the row's prompt, scored by the rewards only."""
 
     type: Literal["single_turn"] = "single_turn"
     max_turns: Annotated[Literal[1], BeforeValidator(no_bool)] = Field(
@@ -158,9 +158,9 @@ class SingleTurn(EnvironmentConfig):
 
 
 class Retry(EnvironmentConfig):
-    """A wrong reply is answered by `feedback`, and the policy tries again. A right one ends the episode, and earns 1.
+    """Wrong replies are answered by `feedback`, and the policy tries again. A right one ends the episode with reward 1.
 
-    A reply is right if the answer found in it equals the row's `answer`, as for the reward `verifier`.
+    A reply is right if its answer equals the row's `answer`, as for the reward `verifier`.
     """
 
     type: Literal["retry"]
@@ -179,7 +179,7 @@ class Retry(EnvironmentConfig):
 
 
 class CodeEnvironment(EpisodeProcesses, ToleratesFailures, UserProgram):
-    """Every environment of the user's Python file, where each episode has a process of its own."""
+    """An environment in the user's Python file, with one process per episode."""
 
     parameters: ClassVar[tuple[str, ...]] = ()  # that `function` is called with beside `options`, all by name
 
@@ -200,10 +200,10 @@ class CodeEnvironment(EpisodeProcesses, ToleratesFailures, UserProgram):
 
 
 class FunctionEnvironment(CodeEnvironment, CalledBeforeJob, TimedEpisodes):
-    """An object of the user's Python file, made for each episode in a process of its own.
+    """An object of the user's Python file, created for each episode in a process of its own.
 
-    It has `step(reply)`, which returns {messages, reward, done}, and may have `reset(row)`, which returns the messages
-    that the policy is asked first. Both may be `async`.
+    It has `step(reply)`, which returns {messages, reward, done}, and may have `reset(row)`, which returns the first
+    messages to the policy. Both may be `async`.
     """
 
     type: Literal["function"]
@@ -215,7 +215,7 @@ class FunctionEnvironment(CodeEnvironment, CalledBeforeJob, TimedEpisodes):
 
 
 class Program(CodeEnvironment):
-    """Every function of the user's that plays whole episodes: it asks for replies whenever it wants to."""
+    """A function of the user that plays whole episodes and requests replies itself."""
 
     max_turns: Turns = Field(default=8, description="replies that it may ask for in an episode")
     timeout_seconds: Seconds = operational(
@@ -232,10 +232,10 @@ class Program(CodeEnvironment):
 
 
 class AgentEnvironment(Program):
-    """A function of the user's that plays an episode with any client of the OpenAI API, and returns its reward.
+    """A function of the user that plays an episode with any client of the OpenAI API, and returns its reward.
 
-    Called for each episode, in a process of its own, as `run(row, base_url, api_key)`; may be `async`. All replies that
-    it asks for at `base_url` are recorded, and trained.
+    Called for each episode, in a process of its own, as `run(row, base_url, api_key)`; may be `async`. All replies
+    requested at `base_url` are recorded and trained on.
     """
 
     parameters: ClassVar[tuple[str, ...]] = ("row", "base_url", "api_key")
@@ -248,7 +248,7 @@ class AgentEnvironment(Program):
 
 
 class ExecutorEnvironment(Program):
-    """A function of the user's that plays an episode on tokens, and returns its reward, or sequences with it.
+    """A function of the user that plays an episode on tokens, and returns its reward, or sequences with it.
 
     Called for each episode, in a process of its own, as `run(engine, row)`; may be `async`.
     """
@@ -273,9 +273,9 @@ def require_concurrent(environment: AnyEnvironment, rollout: RolloutEngineConfig
 
 
 class ToolsEnvironment(TimedEpisodes, EpisodeProcesses, ToleratesFailures, CallsTools):
-    """The policy may call tools. Their results answer it, and its first reply without a call ends the episode.
+    """The policy may call tools, whose results are its next messages; its first reply without a call ends the episode.
 
-    A call that cannot be read or made is answered by an error, and so is one whose tool raises.
+    A call that is malformed or fails is answered by an error, and so is one whose tool raises.
     """
 
     type: Literal["tools"]
@@ -298,9 +298,9 @@ class ToolsEnvironment(TimedEpisodes, EpisodeProcesses, ToleratesFailures, Calls
 
 
 class NemoGymEnvironment(TimedEpisodes, ToleratesFailures, CallsTools, ResourceServers):
-    """A resource server of NeMo Gym: it runs the policy's calls, and verifies the episode, which gives the reward.
+    """A resource server of NeMo Gym: it runs the policy's calls and verifies the episode, which gives the reward.
 
-    Rows are NeMo Gym's, and have the tools of their episodes. The first reply without a call ends an episode.
+    Rows are NeMo Gym's and include the tools of their episodes. The first reply without a call ends an episode.
     """
 
     type: Literal["nemo_gym"]
@@ -334,7 +334,7 @@ class NemoGymEnvironment(TimedEpisodes, ToleratesFailures, CallsTools, ResourceS
 
 
 class ByRow(AnyEnvironment, ToleratesFailures):
-    """One of several environments for each row of the dataset, which names it in a column."""
+    """A choice of several environments by a column of the dataset's rows."""
 
     type: Literal["by_row"]
     column: str = Field(default="environment", min_length=1, description="column of the rows that names one of them")
@@ -350,7 +350,7 @@ class ByRow(AnyEnvironment, ToleratesFailures):
         return self.choices[self.name_of(row)].of_row(row)
 
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """Raises RecipeError if the row has none of the names."""
+        """Return the environment's name in the row. Raises RecipeError if it is none of the names."""
         known = ", ".join(self.choices)
         if (name := row.get(self.column)) is None:
             raise RecipeError(f"the column `{self.column}` must name an environment, one of {known}: there is none")

@@ -1,4 +1,4 @@
-"""What a recipe says of resource servers of NeMo Gym."""
+"""Settings of NeMo Gym resource servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")  # a segment of a
 
 
 class ResourceServers(ServerConfig):
-    """One, or several that are alike: each episode has its session at one of them."""
+    """One resource server, or several equal ones: each episode has its session on one of them."""
 
     timeout_seconds: Seconds = Field(
         default=60.0, description="longest wait for the answer to a request, which is not repeated then"

@@ -1,4 +1,4 @@
-"""Tools that the policy may call. `TOOLS` lists all kinds.
+"""Tools available to the policy. `TOOLS` lists all kinds.
 
 A new kind is a file in rlhf_core/environments, its config class, and one line there.
 """
@@ -19,7 +19,7 @@ from rlhf_core.config.user_code import UserProgram
 
 
 class CallsTools(Config):
-    """Of an environment in which the policy calls tools."""
+    """An environment with tool calls."""
 
     call_marker: Visible | None = Field(
         default=None,
@@ -35,7 +35,7 @@ class CallsTools(Config):
 
 
 class ToolConfig(TypedConfig):
-    """Every kind of tools."""
+    """Base of every kind of tools."""
 
     family: ClassVar[str] = "tool"
 
@@ -45,10 +45,10 @@ class ToolConfig(TypedConfig):
 
 
 class FunctionTool(ToolConfig, UserProgram):
-    """A function of the user's Python file, or a class, each public method of which is a tool.
+    """A function of the user's Python file, or a class whose public methods are tools.
 
-    Parameters are annotated, and the docstring tells the policy what the tool does. Each episode has a process of its
-    own, and an object of the class, which may have `reset(row)`.
+    Parameters are annotated; the docstring describes the tool to the policy. Each episode has a process of its own, and
+    an object of the class, which may have `reset(row)`.
     """
 
     type: Literal["function"]
@@ -61,7 +61,7 @@ class FunctionTool(ToolConfig, UserProgram):
 
 
 class PythonTool(ToolConfig):
-    """A tool `python` that runs code and returns what it prints, and the value of a last expression.
+    """A tool `python` that runs code and returns its output, and the value of a last expression.
 
     Each call is a fresh interpreter without network, processes, threads, the job's variables, and files outside of an
     empty folder of its own and the Python installation.

@@ -1,4 +1,4 @@
-"""Judges: models behind an OpenAI-compatible endpoint that are asked for verdicts."""
+"""Settings of judges: models behind an OpenAI-compatible endpoint that return verdicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf_core.config.texts import AnswerPattern, NonEmpty
 
 
 class JudgeConfig(ServerConfig):
-    """`url` is the endpoint's base, such as http://127.0.0.1:8000/v1: `/chat/completions` is added to it."""
+    """`url` is the endpoint's base, such as http://127.0.0.1:8000/v1: `/chat/completions` is appended."""
 
     model: NonEmpty = Field(description="as the endpoint calls it")
     system: str | None = Field(default=None, description="its system turn; none: it has none")
@@ -23,7 +23,7 @@ class JudgeConfig(ServerConfig):
 
 
 class PairJudgeConfig(JudgeConfig):
-    """Which of two completions is better. It is asked twice, in both orders."""
+    """A judge that chooses the better of two completions, queried twice, in both orders."""
 
     template: PairTemplate = Field(
         description="what it is asked, as a user's turn: Jinja with `prompt`, `first`, `second`, `messages` and `row`"

@@ -1,4 +1,4 @@
-"""Where a reward comes from. A reward is what trains; a score (0-1) is what filters and evaluates.
+"""Settings of rewards. A reward is used for training; a score (0-1) for filtering and evaluation.
 
 `REWARDS` lists all. A new one is a file in rlhf_core/rewards, its config class, and one line there.
 """
@@ -24,7 +24,7 @@ from rlhf_core.config.user_code import CalledBeforeJob, check_options
 
 
 class RewardConfig(TypedConfig):
-    """Every reward that may train."""
+    """Base of every reward that may train."""
 
     family: ClassVar[str] = "reward"
     gives_steps: ClassVar[bool] = False  # always rewards single steps; a function or a server may do so as well
@@ -37,39 +37,39 @@ class RewardConfig(TypedConfig):
 
     @property
     def row_columns(self) -> tuple[str, ...]:
-        """Columns that every row must have which it judges."""
+        """Columns required in every row that it judges."""
         return ()
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Its lowest and highest value, without `weight`; None: not known before it is given."""
+        """Its lowest and highest value, without `weight`; None if not known in advance."""
         return None
 
 
 class CompletionReward(RewardConfig):
-    """Given for a completion of a prompt, where there is no episode."""
+    """A reward of a single completion of a prompt, without an episode."""
 
     family: ClassVar[str] = "reward of a completion"
 
 
 class Scorer(RewardConfig):
-    """Gives scores too, by which models are judged."""
+    """A reward that also returns scores, for evaluation."""
 
     family: ClassVar[str] = "scorer"
 
     @property
     def may_give_scores(self) -> bool:
-        """A function or a server gives them where it wants to."""
+        """Whether it can return scores; functions and servers may return them or not."""
         return True
 
     @property
     def gives_scores(self) -> bool:
-        """Whether it always does."""
+        """Whether it always returns scores."""
         return False
 
 
 class TextReward(CompletionReward, Scorer):
-    """Given by what reads the text of completions. Its implementation is a rewards.base.Reward."""
+    """A reward of the text of completions. Its implementation is a rewards.base.Reward."""
 
     family: ClassVar[str] = "reward of text"
     tolerated_failures: PartialShare = Field(
@@ -80,13 +80,13 @@ class TextReward(CompletionReward, Scorer):
 
 
 class EpisodeReward(RewardConfig):
-    """Given for whole trajectories. Its implementation is a rewards.base.TrajectoryReward."""
+    """A reward of whole trajectories. Its implementation is a rewards.base.TrajectoryReward."""
 
     family: ClassVar[str] = "reward of episodes"
 
 
 class ModelReward(CompletionReward):
-    """Given by a reward model, which reads tokens. Its implementation is made by rewards.model.RewardReader.reward."""
+    """A reward model's output on tokens. Its implementation is made by rewards.model.RewardReader.reward."""
 
     family: ClassVar[str] = "reward of a model"
 
@@ -105,13 +105,13 @@ class ModelReward(CompletionReward):
 
 
 class RewardModelReward(ModelReward):
-    """A reward model, read at the last token; `normalize` is by its rewards of held-out completions."""
+    """A reward model, read at the last token; `normalize` uses its rewards of held-out completions."""
 
     type: Literal["reward_model"]
 
 
 class ProcessRewardModelReward(ModelReward):
-    """A reward model, read at the last token of each step of a completion: one reward a step."""
+    """A reward model, read at the last token of each step of a completion: one reward per step."""
 
     gives_steps: ClassVar[bool] = True
 
@@ -120,7 +120,7 @@ class ProcessRewardModelReward(ModelReward):
 
 
 class VerifierReward(TextReward):
-    """`exact`: the answer found in the completion equals the row's `answer`. `reasoning_gym`: the task's own scorer."""
+    """`exact`: the completion's answer equals the row's `answer`. `reasoning_gym`: the task's own scorer."""
 
     type: Literal["verifier"]
     kind: Literal["exact", "reasoning_gym"] = Field(
@@ -147,8 +147,9 @@ class VerifierReward(TextReward):
 
 
 class FunctionReward(TextReward, CalledBeforeJob):
-    """`function(completions, prompts, rows, **options)` of a Python file, called by these names; a float or {reward,
-    score, ...} for each. It may be `async`."""
+    """`function(completions, prompts, rows, **options)` of a Python file, called with these names; returns a float or
+    {reward, score, ...} for each. It may be `async`.
+    """
 
     parameters: ClassVar[tuple[str, ...]] = ("completions", "prompts", "rows")
 
@@ -166,7 +167,7 @@ class FunctionReward(TextReward, CalledBeforeJob):
 
 
 class HTTPReward(ServerConfig, TextReward):
-    """A server: POST {completions, prompts, rows} as JSON, answered by {rewards}, and if it likes scores and extra.
+    """A server: POST {completions, prompts, rows} as JSON, answered by {rewards}, and optionally scores and extra.
 
     The form `openrlhf` is {query, prompts, labels}, answered by {rewards, scores, extra_logs}.
     """
@@ -188,7 +189,8 @@ class HTTPReward(ServerConfig, TextReward):
 
 
 class JudgeReward(JudgeConfig, TextReward):
-    """The verdict of another model on each completion, asked over an OpenAI-compatible endpoint at temperature 0."""
+    """The verdict of another model on each completion, queried through an OpenAI-compatible endpoint at temperature 0.
+    """
 
     type: Literal["judge"]
     template: CompletionTemplate = Field(
@@ -239,7 +241,7 @@ class JudgeReward(JudgeConfig, TextReward):
 
 
 class EnvironmentReward(EpisodeReward, Scorer):
-    """What the stage's `environment` gave for the replies of an episode: their sum."""
+    """The sum of the rewards of the stage's `environment` over an episode."""
 
     type: Literal["environment"]
     threshold: Reward | None = since_default(
@@ -279,7 +281,7 @@ REWARDS: dict[str, RewardEntry] = {
 
 
 def require_environment(rewards: Mapping[str, RewardConfig], section: str) -> None:
-    """Raises ValueError if one of these rewards, or scorers, is what an environment gives: the stage has none."""
+    """Raise ValueError if one of these rewards or scorers is an environment's: the stage has none."""
     for name, reward in rewards.items():
         if isinstance(reward, EnvironmentReward):
             raise ValueError(

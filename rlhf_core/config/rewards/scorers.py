@@ -1,4 +1,4 @@
-"""What judges answers beside the rewards that train: scorers of evaluation and validation, and monitors of RL."""
+"""Scorers of evaluation and validation, and monitors of RL, which do not train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every RL algorithm there is. A new one is a file in rlhf_core/algorithms, its config class, and one line here."""
+"""Table of RL algorithms. A new one is a file in rlhf_core/algorithms, its config class, and one line here."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
 
 
 def known_algorithm(name: str) -> str:
-    """`name`. Raises ValueError, with the nearest name, if there is no such algorithm."""
+    """Return `name`. Raises ValueError, with the nearest name, if there is no such algorithm."""
     if name not in ALGORITHMS:
         raise ValueError(
             f"there is no algorithm `{name}`{did_you_mean(name, ALGORITHMS)}; there are {', '.join(ALGORITHMS)}"

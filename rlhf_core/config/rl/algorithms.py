@@ -1,4 +1,4 @@
-"""Settings of the RL algorithms: one block class each, and what they share.
+"""Settings of the RL algorithms: one block class each, and their shared base.
 
 The form of each loss and advantage, and its clips, are by default those of its paper. Sizes are not: the KL has the
 coefficient 0, whatever the paper's, and groups and optimizers have defaults of their own.
@@ -47,7 +47,7 @@ def _kl(default: KLConfig) -> Any:
 
 
 class AlgorithmConfig(Config):
-    """What every policy-gradient algorithm shares."""
+    """Settings shared by all policy-gradient algorithms."""
 
     takes_process_rewards: ClassVar[bool] = False
 
@@ -157,27 +157,27 @@ class AlgorithmConfig(Config):
 
     @property
     def critic_settings(self) -> CriticConfig | None:
-        """Of the critic: an algorithm whose settings declare a CriticConfig has one."""
+        """Settings of the critic: an algorithm whose settings declare a CriticConfig has one."""
         return next((value for _, value in self.used_settings() if isinstance(value, CriticConfig)), None)
 
     @property
     def uses_reference(self) -> bool:
-        """A coefficient of 0 stays 0, also where it adapts: then no reference is loaded, and none computed."""
+        """Whether a reference is loaded and run: not for a coefficient of 0, which stays 0 also where it adapts."""
         return self.kl.coefficient > 0
 
     @property
     def model_rewards(self) -> dict[str, ModelReward]:
-        """Those of `rewards` that a reward model gives."""
+        """The subset of `rewards` computed by reward models."""
         return {name: reward for name, reward in self.rewards.items() if isinstance(reward, ModelReward)}
 
     @property
     def scorers(self) -> dict[str, Scorer]:
-        """Those of `rewards` that may give scores, by which `filtering` chooses."""
+        """The subset of `rewards` that may return scores, which `filtering` uses."""
         return {name: r for name, r in self.rewards.items() if isinstance(r, Scorer) and r.may_give_scores}
 
     @property
     def driver_rewards(self) -> dict[str, RewardConfig]:
-        """Those of `rewards` that the driver computes: all but those of reward models, which have workers."""
+        """The subset of `rewards` computed by the driver: all but reward models, which have workers."""
         return {name: reward for name, reward in self.rewards.items() if not isinstance(reward, ModelReward)}
 
 
@@ -200,8 +200,9 @@ class ReinforcePlusPlusConfig(AlgorithmConfig):
 
 
 class OnPolicyDistillationConfig(AlgorithmConfig):
-    """arXiv:2306.13649 with reinforcement learning's gradient: the student samples, and the teacher's log-probs of what
-    it sampled are the signal. Rewards, if there are any, are compared within the completions of one prompt."""
+    """arXiv:2306.13649 by policy gradient: the student samples, and the teacher's log-probs of the sampled tokens are
+    the signal. Rewards, if there are any, are compared within the completions of one prompt.
+    """
 
     rewards: dict[JudgeName, RewardConfig] = Field(
         default={}, description="what trains beside the teacher: their sum, each by its weight; none: the teacher alone"
@@ -225,7 +226,7 @@ class OnPolicyDistillationConfig(AlgorithmConfig):
 
 
 class GroupConfig(AlgorithmConfig):
-    """What algorithms share that compare the completions of one prompt with each other."""
+    """Settings shared by algorithms that compare the completions of one prompt with each other."""
 
     group_size: GroupSize = Field(default=8, description="completions of one prompt, at least 2")
 
@@ -243,7 +244,7 @@ class ReinforcePlusPlusBaselineConfig(GroupConfig):
 
 
 class RLOOConfig(GroupConfig):
-    """arXiv:2402.14740: each completion against the mean of the others; the KL is part of the reward."""
+    """arXiv:2402.14740: each completion compared with the mean of the others; the KL is part of the reward."""
 
     kl_per_token: bool = Field(
         default=False,
@@ -264,7 +265,7 @@ class GRPOConfig(GroupConfig):
 
 
 class DrGRPOConfig(GRPOConfig):
-    """arXiv:2503.20783: GRPO without its two biases, the division by the group's deviation and by the length."""
+    """arXiv:2503.20783: GRPO without division by the group's deviation and by the length, its two biases."""
 
     aggregation: Aggregation = _aggregation("constant")
     divide_by_deviation: bool = _divide_by_deviation(False)
@@ -284,7 +285,7 @@ class DAPOConfig(GRPOConfig):
 
 
 class GSPOConfig(GRPOConfig):
-    """arXiv:2507.18071: one ratio a completion, the geometric mean of its tokens' ratios."""
+    """arXiv:2507.18071: one ratio per completion, the geometric mean of its tokens' ratios."""
 
     takes_process_rewards: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""Rollouts beside training: how far they may be behind, and what happens to those that are too far."""
+"""Settings of sampling beside training: the maximum lag, and the treatment of rollouts beyond it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_core.config.numbers import BatchSize, Lag
 
 
 class AsynchronousConfig(Config):
-    """Prompts are answered while the policy is trained on earlier answers."""
+    """Prompts are answered while the policy trains on earlier answers."""
 
     max_lag: Lag = Field(
         default=1,

@@ -1,4 +1,4 @@
-"""Settings of what an RL algorithm's loss may have beside its own terms: a teacher, imitation, a correction."""
+"""Settings of optional terms of an RL algorithm's loss: a teacher, imitation, a correction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlhf_core.config.servers import HintTemplate
 
 
 class MismatchConfig(Config):
-    """Corrects for engine and trainer giving the same token different probabilities; w = trainer's / engine's."""
+    """Corrects the mismatch between the token probabilities of engine and trainer; w = trainer's / engine's."""
 
     correction: Literal["truncate", "token_filter", "sequence_filter"] = Field(
         description="weigh a token by w held in [low, high]; drop tokens whose w is outside (IcePop), others weighed "
@@ -31,10 +31,11 @@ class MismatchConfig(Config):
 
 
 class PolicyTeacherConfig(Config):
-    """A frozen model that judges each token that the policy sampled: coefficient x (log p_teacher - log p), which
-    estimates minus the reverse KL there, is added to the token's advantage, without discount (arXiv:2306.13649).
+    """A frozen model that scores each sampled token: coefficient x (log p_teacher - log p), an estimate of minus the
+    reverse KL, is added to the token's advantage, without discount (arXiv:2306.13649).
 
-    With `hint` it may be the very model that the policy starts from: on-policy self-distillation, arXiv:2601.18734."""
+    With `hint` it may be the model that the policy starts from: on-policy self-distillation, arXiv:2601.18734.
+    """
 
     model: Annotated[str, Reads("model")] = Field(description="the stage whose model is the teacher")
     hint: HintTemplate | None = Field(
@@ -62,7 +63,7 @@ class PolicyTeacherConfig(Config):
 
 
 class CrossEntropyConfig(Config):
-    """Imitation of the policy's own good completions: the cross-entropy of their tokens as a term of the loss."""
+    """Imitation of the policy's own good completions: the cross-entropy of their tokens as a loss term."""
 
     coefficient: PositiveCoefficient = Field(description="weight of the cross-entropy, a mean as `aggregation` says")
     least_reward: Reward = Field(description="completions with at least this reward, after shaping, are imitated")

@@ -1,4 +1,4 @@
-"""Settings of the critic, a model of values that an algorithm trains beside the policy."""
+"""Settings of the critic, a value model that is trained beside the policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLICY_START = "policy"
 
 
 class CriticConfig(Config):
-    """From a language model it gets a fresh head, from a reward model that model's head."""
+    """The critic starts with a fresh head from a language model, or with the head of a reward model."""
 
     start: Annotated[str | None, Reads("model", or_role="reward_model", optional=True, reserved=(POLICY_START,))] = (
         Field(

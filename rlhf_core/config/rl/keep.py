@@ -1,4 +1,4 @@
-"""What an RL stage keeps of its steps, beside its result: artifacts of their own."""
+"""Artifacts that an RL stage publishes of single steps, beside its result."""
 
 from __future__ import annotations
 

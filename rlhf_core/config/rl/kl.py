@@ -66,13 +66,13 @@ class KLConfig(Config):
 
 
 class LossKLConfig(KLConfig):
-    """The KL to the reference model, as a term of the loss."""
+    """The KL to the reference model, as a loss term."""
 
     estimator: KLEstimator = _estimator("k3")
     place: KLPlace = _place("loss")
 
 
 class SquaredKLConfig(LossKLConfig):
-    """The KL to the reference model, as a term of the loss whose gradient is that of KL(policy || reference)."""
+    """The KL to the reference model, as a loss term whose gradient is that of KL(policy || reference)."""
 
     estimator: KLEstimator = _estimator("k2")

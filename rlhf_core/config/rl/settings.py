@@ -1,4 +1,4 @@
-"""The settings of the RL stage, and what they answer; what they must be to each other is in rl.py."""
+"""Settings of the RL stage and the properties derived from them; checks between settings are in stage.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLICY_INPUT = "model"  # the input that the policy starts from
 
 
 class RLSettings(EnginesConfig, KeyedConfig):
-    """Each setting alone; RLConfig adds what they must be to each other."""
+    """The settings and their properties; RLConfig adds checks between them."""
 
     algorithm: Annotated[str, AfterValidator(known_algorithm)] = Field(
         description="whose block is used; the other blocks are ignored", json_schema_extra={"enum": [*ALGORITHMS]}
@@ -80,7 +80,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
 
     @property
     def text_readers(self) -> tuple[str, ...]:
-        """Settings by which something reads text alone, without the images of prompts."""
+        """Settings that read text only, without the images of prompts."""
         settings = self.settings
         found = [f"{self.block}.rewards.{name}" for name in settings.model_rewards]
         found += [f"{self.block}.teacher"] if settings.teacher is not None else []
@@ -110,18 +110,18 @@ class RLSettings(EnginesConfig, KeyedConfig):
 
     @property
     def max_lag(self) -> int:
-        """Steps by which the oldest token of a completion may be behind the weights that are trained on it."""
+        """Maximum number of steps between the weights that sampled a token and those that are trained on it."""
         return self.asynchronous.max_lag if self.asynchronous is not None else 0
 
     @property
     def in_flight(self) -> int:
-        """Prompts whose completions are sampled, judged or wait, at most, where sampling runs beside training."""
+        """Maximum number of prompts being sampled, judged or waiting, if sampling runs beside training."""
         assert self.asynchronous is not None
         return self.asynchronous.in_flight or (self.max_lag + 1) * self.prompts_per_step
 
     @property
     def max_sampled_tokens(self) -> int:
-        """The most that the policy can sample in one episode."""
+        """Maximum number of sampled tokens in one episode."""
         return self.sampling.max_tokens * self.environment.most_turns
 
     def unused_fields(self) -> frozenset[str]:
@@ -134,12 +134,12 @@ class RLSettings(EnginesConfig, KeyedConfig):
 
     @property
     def validation_sets(self) -> Mapping[str, ValidationSet]:
-        """By name, the main one first; empty without validation."""
+        """Validation sets by name, the main one first; empty without validation."""
         return self.validation.sets if self.validation is not None else {}
 
     @property
     def block(self) -> str:
-        """Key of the chosen algorithm's block: `reinforce++-baseline` has `reinforce_plus_plus_baseline`."""
+        """Key of the chosen algorithm's block: `reinforce_plus_plus_baseline` for `reinforce++-baseline`."""
         return ALGORITHMS[self.algorithm].block
 
     @property
@@ -154,22 +154,22 @@ class RLSettings(EnginesConfig, KeyedConfig):
         return self.settings.uses_reference and self.lora is not None and kl.reference is None
 
     def reward_input(self, reward: str) -> str:
-        """The input with the model of a reward."""
+        """Return the input with a reward's model."""
         return f"{self.block}.rewards.{reward}.model"
 
     @property
     def reference_input(self) -> str:
-        """The input that the reference starts from."""
+        """The input with the reference's initial model."""
         return POLICY_INPUT if self.settings.kl.reference is None else f"{self.block}.kl.reference"
 
     @property
     def teacher_input(self) -> str:
-        """The input that the teacher starts from."""
+        """The input with the teacher's initial model."""
         return f"{self.block}.teacher.model"
 
     @property
     def critic_input(self) -> str:
-        """The input that the critic starts from."""
+        """The input with the critic's initial model."""
         critic = self.settings.critic_settings
         assert critic is not None
         if critic.start is None:
@@ -179,7 +179,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
 
     @property
     def token_readers(self) -> Mapping[str, tuple[str, str]]:
-        """Those beside the models of rewards, which read their own tokens."""
+        """Models that read the policy's tokens, without reward models, which tokenise text themselves."""
         readers = {}
         if self.settings.uses_reference:
             readers["kl.reference"] = self.reference_input, "name another model, or leave it out"
@@ -190,7 +190,9 @@ class RLSettings(EnginesConfig, KeyedConfig):
         return {f"{self.block}.{setting}": reader for setting, reader in readers.items() if reader[0] != POLICY_INPUT}
 
     def engine_of(self, role: str) -> EngineConfig:
-        """How the model of a role is run: `policy`, `reference`, `teacher`, `critic`, `reward:NAME` of reward NAME."""
+        """Return the engine settings of a role: `policy`, `reference`, `teacher`, `critic`, `reward:NAME` of reward
+        NAME.
+        """
         return self.engines_by_role()[role]
 
     def engines_by_role(self) -> Mapping[str, EngineConfig]:
@@ -206,7 +208,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
 
     @property
     def own_placements(self) -> Mapping[str, Placement]:
-        """The frozen models that run in workers of their own, by role; all others are on the policy's."""
+        """Placements of the frozen models in workers of their own, by role; all others run on the policy's."""
         settings = self.settings
         own = {f"reward:{name}": reward.placement for name, reward in settings.model_rewards.items()}
         if settings.uses_reference:
@@ -231,7 +233,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
         return self.steps
 
     def held_models(self) -> Sequence[Sequence[HeldModel]]:
-        """Those on the policy's workers."""
+        """The models on the policy's workers."""
         settings, critic = self.settings, self.settings.critic_settings
         starts = {f"reward:{name}": self.reward_input(name) for name in settings.model_rewards}
         if settings.uses_reference and not self.reference_is_base:
@@ -257,7 +259,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
 
     @property
     def served_lora(self) -> LoraConfig | None:
-        """Of the adapters that are published; None where publishes bring the whole model, its adapter merged."""
+        """Settings of the adapters that are published; None if merged weights are published."""
         return None if self.rollout.merges_adapters else self.lora
 
     def reserves(self) -> Reservation:
@@ -270,7 +272,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
         return sum(self._own_reservations(), shared)
 
     def _own_reservations(self) -> list[Reservation]:
-        """One for each frozen model in workers of its own; rewards of one model, run in the same way, share it."""
+        """One per frozen model in workers of its own; rewards with the same model and engine share it."""
         judges = {f"reward:{name}": reward.model for name, reward in self.settings.model_rewards.items()}
         distinct = {
             (role in judges, judges.get(role), self.engine_of(role), placement): placement

@@ -1,4 +1,4 @@
-"""What happens to rewards before they train: shaped in a fixed order (rewards/shaping.py), then filtered by score."""
+"""Settings of reward shaping, in a fixed order (rewards/shaping.py), and of filtering by score."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OverlongConfig(Config):
 
 
 class TruncationConfig(Config):
-    """What a completion earns that was cut at the longest length: exactly one of the two."""
+    """The reward of a completion that was truncated at the maximum length: exactly one of the two."""
 
     factor: Share | None = Field(default=None, description="a positive reward is multiplied by this")
     reward: Reward | None = Field(default=None, description="the reward becomes this")
@@ -50,9 +50,10 @@ class ShapingConfig(Config):
 
 
 class FilteringConfig(Config):
-    """Dynamic sampling, section 3.2 of arXiv:2503.14476: prompts answered all wrong or all right teach nothing.
+    """Dynamic sampling, section 3.2 of arXiv:2503.14476: drops prompts answered all wrong or all right, which teach
+    nothing.
 
-    A prompt's completions train only if low < mean score < high; new prompts take the place of the others.
+    A prompt's completions are trained on only if low < mean score < high; new prompts replace the others.
     """
 
     low: Share = Field(default=0.0, description="a mean score of this or less is all wrong")

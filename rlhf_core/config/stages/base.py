@@ -1,4 +1,4 @@
-"""What the settings of a stage answer about the stage, so that nothing else guesses it from their names."""
+"""Base of stage settings: the properties of a stage that the rest of the code queries, independent of its name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MERGE_COPIES = 4.0
 
 @dataclass(frozen=True, slots=True)
 class RowLimit:
-    """How long a row of a dataset may be for the stage that reads it."""
+    """Maximum length of a dataset's rows for the stage that reads it."""
 
     setting: str  # that bounds a sequence, in tokens
     tokens: int
@@ -33,13 +33,13 @@ class RowLimit:
 
     @property
     def room(self) -> int:
-        """Tokens that a row itself may have."""
+        """Maximum number of tokens of the row itself."""
         return self.tokens - self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedBy:
-    """A reward, scorer or environment: the setting that has it, and the input whose rows it reads."""
+    """A reward, scorer or environment: its setting, and the input whose rows it reads."""
 
     setting: str
     judge: RewardConfig | AnyEnvironment
@@ -48,7 +48,7 @@ class JudgedBy:
 
 @dataclass(frozen=True, slots=True)
 class HeldModel:
-    """A model that the workers of a stage hold in memory."""
+    """A model held in memory by a stage's workers."""
 
     start: str  # the input that it starts from
     engine: EngineConfig
@@ -64,7 +64,7 @@ class StageConfig(Config):
 
     @property
     def prompts_of(self) -> str | None:
-        """The dataset whose prompts are in the dataset that it makes: who reads that trains or tests on these."""
+        """The input dataset whose prompts are contained in the stage's result dataset, for overlap checks."""
         return None
 
     @property
@@ -74,119 +74,123 @@ class StageConfig(Config):
 
     @property
     def adapter_targets(self) -> Literal["all-linear"] | tuple[str, ...] | None:
-        """The layers of the adapter that is its result, to be merged before it can serve as a model; None: its result
-        is no adapter."""
+        """The target layers if the result is an adapter, which must be merged before it can be used as a model; else
+        None.
+        """
         return None
 
     @property
     def model_dtype(self) -> Dtype | None:
-        """Of the weights of the model that it trains or makes; None: that of its input `model`."""
+        """The dtype of the weights of its resulting model; None: that of its input `model`."""
         return None
 
     @property
     def compares_overlap(self) -> bool:
-        """True for a dataset that is compared with what the recipe tests on, before anything is trained on it."""
+        """Whether it is a dataset that is compared with the recipe's held-out data before anything trains on it."""
         return False
 
     @property
     def checkpoints(self) -> CheckpointConfig | None:
-        """How it keeps checkpoints; None: it keeps none."""
+        """Checkpoint settings; None: it writes none."""
         return None
 
     @property
     def job_processes(self) -> int:
-        """How many processes compute where it computes in its job."""
+        """Number of processes of a stage that computes in its job."""
         return 1
 
     @property
     def input_copies(self) -> float:
-        """Host memory that its job's own process needs, in sizes of its inputs."""
+        """Host memory of its job's own process, as a multiple of the size of its inputs."""
         return 0.0
 
     def reserves(self) -> Reservation:
-        """What its actors reserve; nothing where it computes in its job's own process."""
+        """Resources of its actors; none if it computes in its job's own process."""
         return Reservation()
 
     def held_models(self) -> Sequence[Sequence[HeldModel]]:
-        """The models that its workers hold at the same time, one group after another."""
+        """Models that its workers hold at the same time, in groups that follow each other."""
         return ()
 
     def num_steps(self, rows: int | None) -> int | None:
-        """Steps on a dataset of so many rows, before those are dropped that cannot be used; None: it has no steps, or
-        `rows` is None and they depend on it."""
+        """Return the number of steps on a dataset of `rows` rows, before unusable ones are dropped; None if it has no
+        steps, or if `rows` is None and they depend on it.
+        """
         return None
 
     def rows_read(self, rows: int) -> int | None:
-        """Rows that it trains on in all its steps, of a dataset of so many; None: not known before it runs."""
+        """Return the rows of a dataset of `rows` that it trains on in all its steps; None if not known in advance."""
         return None
 
     def seed_of(self, of_recipe: int) -> int | None:
-        """The seed of its random numbers; None: it draws none."""
+        """Return the seed of its random numbers; None if it draws none."""
         return None
 
     def splits_by_prompt(self, dataset: str) -> bool:
-        """True if it holds out some prompts of the input `dataset`, and trains on the rows of the others."""
+        """Whether it holds out some prompts of the input `dataset`, and trains on the rows of the others."""
         return False
 
     def sequence_lengths(self) -> Mapping[str, int]:
-        """Longest sequences in tokens, by setting: none may exceed the model's context."""
+        """Maximum sequence lengths in tokens, by setting: none may exceed the model's context."""
         return {}
 
     @property
     def engines(self) -> RolloutEngineConfig | None:
-        """The engines that serve its input `model`; None: it starts none."""
+        """Settings of the engines that serve its input `model`; None: it starts none."""
         return None
 
     @property
     def token_readers(self) -> Mapping[str, tuple[str, str]]:
-        """Models that read the tokens of its input `model`: the setting that names each, its input, and what to do
-        where it cannot read them."""
+        """Models that read the tokens of its input `model`, by setting: the input, and the remedy if it cannot read
+        them.
+        """
         return {}
 
     @property
     def text_readers(self) -> tuple[str, ...]:
-        """Settings by which something reads text alone, where the stage itself reads images: its rows may have none."""
+        """Settings that read text only in a stage that reads images: its rows may have none."""
         return ()
 
     def text_readers_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
-        """`text_readers`, and what reads this row as text alone. Raises RecipeError if the row cannot be read."""
+        """Return `text_readers` and this row's own readers of text only. Raises RecipeError if the row is invalid."""
         return self.text_readers
 
     def row_limit(self, dataset: str) -> RowLimit | None:
-        """Of the rows of the input `dataset`; None: rows of any length can be used."""
+        """Return the length limit of rows of the input `dataset`; None: rows of any length are accepted."""
         return None
 
     def as_read(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A canonical row of any of its datasets, with what its format needs to know of these settings.
+        """Return a canonical row of one of its datasets with the settings that its format needs.
 
         Raises ConversationError if the stage cannot use it.
         """
         return row
 
     def judges(self) -> Iterator[JudgedBy]:
-        """Every reward, scorer and environment that it uses."""
+        """Yield every reward, scorer and environment that it uses."""
         return iter(())
 
     def moe_coefficients(self) -> Mapping[str, float]:
-        """Weights of load-balancing losses, by setting: only a mixture of experts can have one."""
+        """Coefficients of load-balancing losses, by setting; only valid for mixture-of-experts models."""
         return {}
 
 
 class NamedStageConfig(StageConfig):
-    """Settings of a stage to which the recipe gives a name."""
+    """Settings of a stage with a name chosen in the recipe."""
 
     stage: str | None = operational(None, description="which stage this is; none: the one that it is named after")
 
 
 class SeededConfig(StageConfig):
-    """A stage that draws random numbers, at least with some settings. Only such a stage has a seed in its key, and can
-    read one."""
+    """A stage that draws random numbers, at least with some settings. Only such a stage has a seed, in its key and its
+    context.
+    """
 
     seed: Seed | None = operational(None, description="of the stage's random numbers; none: the recipe's `seed`")
 
     @property
     def draws(self) -> bool:
-        """True if it draws random numbers with these settings."""
+        """Whether it draws random numbers with these settings."""
         return True
 
     def seed_of(self, of_recipe: int) -> int | None:
@@ -222,5 +226,6 @@ class EnginesConfig(SeededConfig, NamedStageConfig):
         return self.prompt_limit(self.sampling, "sampling")
 
     def prompt_limit(self, sampling: SamplingConfig, setting: str) -> RowLimit:
-        """Of a prompt whose completion is sampled as `setting` says."""
+        """Return the length limit of a prompt whose completion is sampled with `sampling`, named `setting` in messages.
+        """
         return RowLimit("rollout.max_length", self.rollout.max_length, f"{setting}.max_tokens", sampling.max_tokens)

@@ -1,4 +1,4 @@
-"""The model a run starts from."""
+"""Settings of a run's base model."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ class WheelModel(Config):
 
 
 class ScratchVision(Config):
-    """The vision encoder of a small Idefics3: an image is resized to a square, and fills
-    (image_size / patch_size / scale_factor)² tokens, with three marks around them."""
+    """The vision encoder of a small Idefics3: an image is resized to a square, and becomes (image_size / patch_size /
+    scale_factor)² tokens, with three marks around them.
+    """
 
     image_size: Width = Field(default=56, description="side of the square, in pixels; `patch_size` times a number")
     patch_size: Width = Field(default=14, description="side of a patch, in pixels")
@@ -59,13 +60,14 @@ class ScratchVision(Config):
 
     @property
     def tokens(self) -> int:
-        """Of an image, without the marks around it."""
+        """Tokens of an image, without the marks around it."""
         return (self.image_size // self.patch_size // self.scale_factor) ** 2
 
 
 class ScratchModel(Config):
-    """A small Llama of random weights, with a word-level tokenizer: printable ASCII and the given words. With `vision`
-    it is the text model of an Idefics3."""
+    """A small randomly initialised Llama, with a word-level tokenizer: printable ASCII and the given words. With
+    `vision` it is the text model of an Idefics3.
+    """
 
     type: Literal["scratch"]
     words: tuple[NonEmpty, ...] = Field(
@@ -118,5 +120,5 @@ class BaseModelConfig(SeededConfig, NamedStageConfig):
 
     @property
     def template_file(self) -> str | None:
-        """The path of the chat template, where it is a file of the user."""
+        """Path of the chat template, if it is a user's file."""
         return self.chat_template if self.chat_template is not None and self.chat_template.endswith(".jinja") else None

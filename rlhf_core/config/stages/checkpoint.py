@@ -1,4 +1,4 @@
-"""How often a training stage saves its state, from which a killed job resumes."""
+"""Intervals at which a training stage saves its state, from which a killed job resumes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlhf_core.config.numbers import Copies, Minutes, Steps
 
 
 class CheckpointConfig(Config):
-    """Whichever of the two periods is over first; none of both: no checkpoints."""
+    """A checkpoint is written when either interval has passed; without both there are none."""
 
     every_steps: Steps | None = Field(default=None, description="steps between two checkpoints; none: any number")
     every_minutes: Minutes | None = Field(default=10.0, description="minutes between two checkpoints; none: any number")

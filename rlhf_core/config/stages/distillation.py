@@ -18,7 +18,7 @@ STORED_INPUT = "teacher.top_logprobs"
 
 
 class TeacherConfig(Config):
-    """A frozen model that reads each step's tokens, or what it said of them before."""
+    """A frozen model that reads each step's tokens, or its stored log-probs."""
 
     model: Annotated[str | None, Reads("model", optional=True)] = Field(
         default=None, description="the stage whose model is the teacher, run while the student is trained"
@@ -38,7 +38,7 @@ class TeacherConfig(Config):
 
 
 class DistillationConfig(SupervisedPolicyConfig):
-    """A student learns from a teacher what else could be in the place of each token of assistant turns.
+    """A student learns a teacher's distribution over each token of assistant turns.
 
     With p the teacher's distribution and q the student's, both at `temperature` T, the loss is the mean over the
     trained tokens of T² x divergence + cross_entropy_coefficient x (-log q of the token at temperature 1). T² keeps the
@@ -76,7 +76,7 @@ class DistillationConfig(SupervisedPolicyConfig):
 
     @property
     def stored_inputs(self) -> tuple[str, ...]:
-        """The inputs with stored log-probs of a teacher; none where it is run."""
+        """Inputs with stored log-probs of a teacher; none if the teacher is run."""
         return tuple(f"{STORED_INPUT}.{name}" for name in self.teacher.top_logprobs)
 
     def unused_fields(self) -> frozenset[str]:

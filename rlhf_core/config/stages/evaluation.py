@@ -18,7 +18,7 @@ from rlhf_core.config.texts import JudgeName
 
 
 class EvaluationConfig(EnginesConfig):
-    """Each of `models` is evaluated by a node of its own, NAME.MODEL; another stage evaluates on another dataset."""
+    """Each of `models` is evaluated by a separate node, NAME.MODEL; one stage evaluates on one dataset."""
 
     dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True, images=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"

@@ -13,11 +13,11 @@ from rlhf_core.config.stages.validation import UnpairedValidation
 
 
 class KTOConfig(ReferencedConfig):
-    """Completions that are labelled good or bad, without pairs: Kahneman-Tversky optimisation, arXiv:2402.01306.
+    """Kahneman-Tversky optimisation, arXiv:2402.01306: completions labelled good or bad, without pairs.
 
-    With r = log p - log p_reference of a completion and z the KL of policy and reference: desirable_weight x
-    (1 - sigmoid(beta (r - z))) of a good completion, undesirable_weight x (1 - sigmoid(beta (z - r))) of a bad one.
-    z is estimated over the whole step, on its prompts with completions of other rows, and never negative.
+    With r = log p - log p_reference of a completion and z the KL of policy and reference: desirable_weight x (1 -
+    sigmoid(beta (r - z))) for a good completion, undesirable_weight x (1 - sigmoid(beta (z - r))) for a bad one. z is
+    estimated over the whole step, on its prompts with completions of other rows, and never negative.
     """
 
     SMALLEST_STEP: ClassVar[int] = 2  # the KL is estimated with completions of other rows

@@ -1,4 +1,4 @@
-"""Settings of the stages that keep what a frozen model says of a dataset, for stages that are trained with it."""
+"""Settings of the stages that store a frozen model's log-probs of a dataset, for training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlhf_core.config.stages.trained import RanksConfig
 
 
 class ReadingConfig(RanksConfig):
-    """A model that reads a dataset once, which each subclass declares with its format."""
+    """A forward pass of a model over a dataset; each subclass declares the dataset with its format."""
 
     model: Annotated[str | None, Reads("model")] = Field(
         default=None, description="the stage whose model reads them; none: the last one above that makes a model"
@@ -28,8 +28,9 @@ class ReadingConfig(RanksConfig):
 
 
 class LogprobsConfig(ReadingConfig):
-    """Log-probs of both completions of each preference pair, computed once, for stages that compare with them, and how
-    often the model prefers the chosen one."""
+    """Log-probs of both completions of each preference pair, computed once, for stages that use them as reference, and
+    how often the model prefers the chosen one.
+    """
 
     dataset: Annotated[str, Reads("dataset", format="preferences", only_read=True, images=True)] = Field(
         description="name of an entry of the recipe's `data`, format preferences"
@@ -46,8 +47,9 @@ class LogprobsConfig(ReadingConfig):
 
 
 class TopLogprobsConfig(ReadingConfig):
-    """The most probable tokens in the place of each trained token of conversations, with their log-probs, computed
-    once, for students that learn from them."""
+    """The most probable tokens at each trained token of conversations, with their log-probs, computed once, for
+    distillation.
+    """
 
     dataset: Annotated[str, Reads("dataset", format="conversations", only_read=True)] = Field(
         description="name of an entry of the recipe's `data`, format conversations"

@@ -1,4 +1,4 @@
-"""Rounds of one recipe: each starts from the model that was accepted last, on prompts that no round had before."""
+"""Settings of loops: rounds of one recipe, each starting from the last accepted model, on unused prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ ACCEPTED = (
 
 
 class GateConfig(Config):
-    """Accepts a candidate that is not worse than the accepted model, prompt by prompt of one evaluation of both."""
+    """Accepts a candidate that is not worse than the accepted model, compared prompt by prompt in one evaluation of
+    both.
+    """
 
     evaluation: str = Field(default="evaluation", description="the stage that evaluates `accepted` and the candidate")
     scorer: JudgeName | None = Field(default=None, description="that is compared; none: the evaluation's first")
@@ -32,7 +34,7 @@ class GateConfig(Config):
 
 
 class LoopConfig(Config):
-    """The recipe is run in rounds. Its stages call the model that was accepted last `accepted`."""
+    """The recipe is run in rounds. Its stages refer to the last accepted model as `accepted`."""
 
     start: str = Field(description="the stage whose model is `accepted` until a candidate is")
     candidate: str = Field(description="the stage whose model a round offers")
@@ -42,7 +44,7 @@ class LoopConfig(Config):
 
 
 class RoundPromptsConfig(StageConfig):
-    """A round's prompts, which the pipeline takes from the loop's: the first that no earlier round had."""
+    """A round's prompts, taken by the pipeline from the loop's: the first ones not used in an earlier round."""
 
     dataset: Annotated[str, Reads("dataset", format="prompts", images=True)] = Field(description="the loop's prompts")
     previous: Annotated[str | None, Reads("dataset", optional=True)] = Field(
@@ -56,7 +58,7 @@ class RoundPromptsConfig(StageConfig):
 
 
 class RoundConfig(StageConfig):
-    """The end of a round, which the pipeline adds: what it was made of, and whether its candidate is accepted."""
+    """The end of a round, added by the pipeline: its inputs, and whether its candidate is accepted."""
 
     accepted: Annotated[str, Reads("model")] = Field(description="the model that the round started from")
     candidate: Annotated[str, Reads("model")] = Field(description="the model that it offers")

@@ -12,7 +12,7 @@ from rlhf_core.config.stages.base import MERGE_COPIES, NamedStageConfig
 
 
 class MergeConfig(NamedStageConfig):
-    """Folds an adapter into the model that it was trained on."""
+    """Merges an adapter into the model that it was trained on."""
 
     adapter: Annotated[str, Reads("adapter")] = Field(description="the stage that trained the adapter")
     model: Annotated[str | None, Reads("model", of="adapter")] = Field(
@@ -34,13 +34,13 @@ class OtherModelConfig(Config):
 
 
 class MergeModelsConfig(NamedStageConfig):
-    """One model out of several of the same shape and tokenizer, tensor by tensor.
+    """Merges several models of the same shape and tokenizer, tensor by tensor.
 
     With W the weights of `model`, and W_i and w_i those of the others and their `weight`:
 
-    linear: W + sum_i w_i (W_i - W), which is a mean where the w_i add up to less than 1 (arXiv:2203.05482).
+    linear: W + sum_i w_i (W_i - W), a mean if the w_i sum to less than 1 (arXiv:2203.05482).
     slerp: on the arc from W to the one other, the share w of its angle; linear where they are parallel.
-    ties: W + scale x the merged changes W_i - W. Of each change the `density` largest entries are kept; each entry gets
+    ties: W + scale x the merged changes W_i - W. The `density` largest entries of each change are kept; each entry gets
     the sign of the weighted sum of all; those of that sign are averaged by their weights (arXiv:2306.01708).
     """
 

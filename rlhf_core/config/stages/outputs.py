@@ -1,4 +1,4 @@
-"""Settings of nodes that compute no model: an existing artifact, and the report."""
+"""Settings of nodes that compute no model: existing artifacts, and the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf_core.config.texts import NonEmpty
 
 
 class ArtifactConfig(NamedStageConfig):
-    """An artifact that exists already. It is looked up when the run is planned; nothing is computed."""
+    """An existing artifact. It is looked up when the run is planned; nothing is computed."""
 
     ref: NonEmpty = Field(
         description="stage/key as `alignment artifacts` prints it (some digits of the key suffice), or an alias: "

@@ -14,7 +14,7 @@ from rlhf_core.config.texts import JudgeName
 
 
 class PreferenceConfig(ReferencedConfig):
-    """Preference pairs, learned without a reward model: DPO and its kin. `batch_size` counts pairs."""
+    """Direct preference learning on pairs, without a reward model: DPO and its variants. `batch_size` counts pairs."""
 
     dataset: Annotated[str, Reads("dataset", format="preferences", images=True)] = Field(
         description="name of an entry of the recipe's `data`, format preferences"

@@ -1,9 +1,9 @@
-"""Every loss of preference pairs there is.
+"""Table of preference losses.
 
 A new one is a file in rlhf_core/losses/preference, its config class, and one line here.
 
-With r = log p(completion | prompt) - log p_reference(completion | prompt), each loss is of the two rewards beta r of a
-pair, chosen and rejected, or, where it has no reference, of beta log p.
+With r = log p(completion | prompt) - log p_reference(completion | prompt), each loss is a function of the two rewards
+beta r of a pair, chosen and rejected, or, without a reference, of beta log p.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlhf_core.config.typed import TypedConfig
 
 
 class PreferenceLossConfig(TypedConfig):
-    """One loss of the weighted sum that a preference stage minimises."""
+    """One term of the weighted sum that a preference stage minimises."""
 
     family: ClassVar[str] = "preference loss"
     uses_reference: ClassVar[bool] = False
@@ -44,7 +44,7 @@ def _beta(default: float, description: str) -> Any:
 
 
 class ReferenceLoss(PreferenceLossConfig):
-    """Of log-prob ratios to the reference."""
+    """A loss of log-prob ratios to the reference."""
 
     family: ClassVar[str] = "preference loss with a reference"
     uses_reference: ClassVar[bool] = True
@@ -56,7 +56,7 @@ class ReferenceLoss(PreferenceLossConfig):
 
 
 class DivergenceLoss(ReferenceLoss):
-    """Of the difference of the two rewards, which an f-divergence to the reference defines, arXiv:2309.16240."""
+    """A loss of the difference of the two rewards, defined by an f-divergence to the reference, arXiv:2309.16240."""
 
     family: ClassVar[str] = "preference loss with a divergence"
 
@@ -80,29 +80,30 @@ class DivergenceLoss(ReferenceLoss):
 
 class DPOConfig(DivergenceLoss):
     """-(1 - s) log sigmoid(d) - s log sigmoid(-d) of the rewards' difference d: DPO, eq. 7 of arXiv:2305.18290; with
-    label smoothing s conservative DPO."""
+    label smoothing s, conservative DPO.
+    """
 
     type: Literal["dpo"]
     label_smoothing: LabelSmoothing = Field(default=0.0, description="share of the pairs that are labelled wrongly")
 
 
 class RobustDPOConfig(DivergenceLoss):
-    """(-(1 - s) log sigmoid(d) + s log sigmoid(-d)) / (1 - 2 s), unbiased where a share s of the labels is wrong,
-    arXiv:2403.00409."""
+    """(-(1 - s) log sigmoid(d) + s log sigmoid(-d)) / (1 - 2 s), unbiased if a share s of the labels is wrong,
+    arXiv:2403.00409.
+    """
 
     type: Literal["robust_dpo"]
     label_smoothing: RobustSmoothing = Field(description="share of the pairs that are labelled wrongly")
 
 
 class IPOConfig(ReferenceLoss):
-    """(r_chosen - r_rejected - 1 / (2 beta))^2, eq. 17 of arXiv:2310.12036, there with `logprobs: sum`."""
+    """(r_chosen - r_rejected - 1 / (2 beta))^2, eq. 17 of arXiv:2310.12036, which uses `logprobs: sum`."""
 
     type: Literal["ipo"]
 
 
 class HingeConfig(DivergenceLoss):
-    """max(0, 1 - d) of the rewards' difference d, that of SLiC (arXiv:2305.10425) on log-prob ratios,
-    arXiv:2309.06657."""
+    """max(0, 1 - d) of the rewards' difference d, SLiC's (arXiv:2305.10425) on log-prob ratios, arXiv:2309.06657."""
 
     type: Literal["hinge"]
 
@@ -115,8 +116,9 @@ class EXOConfig(DivergenceLoss):
 
 
 class APOZeroConfig(ReferenceLoss):
-    """(1 - sigmoid(chosen)) + sigmoid(rejected) of the rewards: raises the one and lowers the other,
-    arXiv:2408.06266."""
+    """(1 - sigmoid(chosen)) + sigmoid(rejected) of the rewards: raises the chosen and lowers the rejected one,
+    arXiv:2408.06266.
+    """
 
     type: Literal["apo_zero"]
 
@@ -135,7 +137,7 @@ class SPPOConfig(ReferenceLoss):
 
 
 class SimPOConfig(PreferenceLossConfig):
-    """-log sigmoid(beta (m_chosen - m_rejected) - margin) of mean log-probs m of tokens, eq. 6 of arXiv:2405.14734."""
+    """-log sigmoid(beta (m_chosen - m_rejected) - margin) of mean log-probs m per token, eq. 6 of arXiv:2405.14734."""
 
     type: Literal["simpo"]
     beta: PreferenceBeta = _beta(2.0, "a reward is beta times the mean log-prob of the tokens")
@@ -143,23 +145,25 @@ class SimPOConfig(PreferenceLossConfig):
 
 
 class ORPOConfig(PreferenceLossConfig):
-    """Mean -log p of the chosen completion's tokens - beta log sigmoid(log odds ratio), eqs. 6 and 7 of
-    arXiv:2403.07691; the odds are p / (1 - p) of p = exp(mean log-prob of the tokens)."""
+    """Mean -log p per token of the chosen completion - beta log sigmoid(log odds ratio), eqs. 6 and 7 of
+    arXiv:2403.07691; the odds are p / (1 - p) of p = exp(mean log-prob per token).
+    """
 
     type: Literal["orpo"]
     beta: PreferenceBeta = _beta(0.1, "weight of the odds ratio beside the chosen completion's likelihood")
 
 
 class CPOConfig(PreferenceLossConfig):
-    """-log sigmoid(beta (log p_chosen - log p_rejected)) + mean -log p of the chosen completion's tokens,
-    arXiv:2401.08417."""
+    """-log sigmoid(beta (log p_chosen - log p_rejected)) + mean -log p per token of the chosen completion,
+    arXiv:2401.08417.
+    """
 
     type: Literal["cpo"]
     beta: PreferenceBeta = _beta(0.1, "a reward is beta times the log-prob of the completion")
 
 
 class NLLConfig(PreferenceLossConfig):
-    """Mean -log p of the chosen completion's tokens, beside another loss: keeps its likelihood from falling."""
+    """Mean -log p per token of the chosen completion, added to another loss: keeps its likelihood from falling."""
 
     type: Literal["nll"]
 

@@ -1,4 +1,4 @@
-"""The reference of supervised training: the frozen model that a loss compares the policy with."""
+"""Settings of the reference of supervised training: the frozen model that a loss compares the policy with."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PairReferenceConfig(ReferenceConfig):
 
 
 class ReferencedConfig(SupervisedPolicyConfig):
-    """A policy that is trained against a reference, if its loss has one."""
+    """A policy trained against a reference, if its loss has one."""
 
     reference: ReferenceConfig = Field(default=ReferenceConfig(), description="what the policy is compared with")
     dropout: bool = Field(

@@ -1,4 +1,4 @@
-"""Settings of the stages that train a reward model: by pairs, by rewards to predict, by labels of single steps."""
+"""Settings of reward-model training: on pairs, on target rewards, on labels of single steps."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def _validation(judged: str) -> Any:
 
 
 def held_out_rows(rows: int) -> int:
-    """How many of the rows a reward model without `validation` is judged by: 5 %, at least 2, of whose rewards there is
-    a deviation, and at most 2000, which are enough to know an accuracy to a percent."""
+    """Return the number of held-out rows of a reward model without `validation`: 5 %, at least 2, the minimum for a
+    standard deviation, and at most 2000, enough to measure an accuracy to a percent.
+    """
     return max(2, math.ceil(min(0.05 * rows, 2000)))
 
 
@@ -61,7 +62,7 @@ class SupervisedRewardConfig(SupervisedConfig):
 
 
 class RewardModelConfig(SupervisedRewardConfig):
-    """Preference pairs, Bradley-Terry: -log sigmoid of the difference of rewards, which is also known as logexp.
+    """Preference pairs, Bradley-Terry: -log sigmoid of the difference of rewards, also called logexp.
 
     `batch_size` counts pairs.
     """
@@ -77,8 +78,8 @@ class RewardModelConfig(SupervisedRewardConfig):
 
 
 class RewardRegressionConfig(SupervisedRewardConfig):
-    """Completions with rewards, which the model learns to predict: the mean of (reward - given reward)^2, as in
-    HelpSteer2, arXiv:2406.08673. `batch_size` counts completions.
+    """Regression on rewards of completions: the mean of (reward - given reward)^2, as in HelpSteer2, arXiv:2406.08673.
+    `batch_size` counts completions.
     """
 
     LABELLED: ClassVar[str] = "completion has the reward"
@@ -99,7 +100,7 @@ class RewardRegressionConfig(SupervisedRewardConfig):
 
 
 class ProcessRewardModelConfig(SupervisedRewardConfig):
-    """Completions whose steps are labelled, right or wrong or how likely right, arXiv:2305.20050 and 2312.08935.
+    """Completions with labelled steps, right or wrong or a probability, arXiv:2305.20050 and 2312.08935.
 
     With r the reward at the last token of a step and y its label: -y log sigmoid(r) - (1 - y) log sigmoid(-r), the mean
     over all labelled steps of the batch. `batch_size` counts completions.
@@ -115,5 +116,5 @@ class ProcessRewardModelConfig(SupervisedRewardConfig):
     )  # fmt: skip
 
     def as_read(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """With the separator, which the rows of a dataset have not."""
+        """Return the row with the separator, which is a setting and no column."""
         return {**row, "separator": self.separator}

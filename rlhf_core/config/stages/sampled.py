@@ -1,4 +1,4 @@
-"""Settings of sampling as a stage, and of what is made of the samples."""
+"""Settings of sampling as a stage, and of datasets made of the samples."""
 
 from __future__ import annotations
 
@@ -62,22 +62,22 @@ class GenerateConfig(EnginesConfig):
 
     @property
     def text_rewards(self) -> dict[str, TextReward]:
-        """Those of `rewards` that need the text of completions alone."""
+        """The subset of `rewards` that need only the text of completions."""
         return {name: reward for name, reward in self.rewards.items() if isinstance(reward, TextReward)}
 
     @property
     def model_rewards(self) -> dict[str, ModelReward]:
-        """Those of `rewards` that a reward model gives."""
+        """The subset of `rewards` computed by reward models."""
         return {name: reward for name, reward in self.rewards.items() if isinstance(reward, ModelReward)}
 
     @property
     def text_readers(self) -> tuple[str, ...]:
-        """Reward models are trained on text alone."""
+        """Reward models, which are trained on text only."""
         return tuple(f"rewards.{name}" for name in self.model_rewards)
 
     @property
     def readers(self) -> Mapping[str, tuple[EngineConfig, Placement]]:
-        """How and where each model is run that reads the completions, by the setting that has it."""
+        """Engine and placement of each model that reads the completions, by its setting."""
         run = {
             f"rewards.{name}": (reward.engine or self.engine, reward.placement or self.placement)
             for name, reward in self.model_rewards.items()
@@ -85,7 +85,7 @@ class GenerateConfig(EnginesConfig):
         return run if self.reference is None else run | {"reference": (self.engine, self.placement)}
 
     def held_models(self) -> Sequence[Sequence[HeldModel]]:
-        """One at a time."""
+        """One model at a time."""
         run = self.readers.items()
         return [(HeldModel(f"{name}.model", engine, placement),) for name, (engine, placement) in run]
 
@@ -95,7 +95,7 @@ class GenerateConfig(EnginesConfig):
         return {"reference.model": ("reference.model", "name another model, or leave it out")} if read else {}
 
     def reserves(self) -> Reservation:
-        """The engines end before a model reads, and each model before the next."""
+        """The maximum, not the sum: the engines end before a model reads, and each model before the next."""
         return reduce(or_, (placement.reserves() for _, placement in self.readers.values()), super().reserves())
 
     def unused_fields(self) -> frozenset[str]:
@@ -146,7 +146,7 @@ class GenerateConfig(EnginesConfig):
 
 
 class _FromDataset(NamedStageConfig):
-    """Makes a dataset of another, its `dataset`, which each subclass declares with its format."""
+    """Makes a dataset from another, its `dataset`, which each subclass declares with its format."""
 
     dataset: str
 
@@ -170,12 +170,12 @@ class FromCompletions(_FromDataset):
 
     @property
     def reads_rewards(self) -> bool:
-        """Whether each completion needs one."""
+        """Whether each completion needs a reward."""
         return True
 
 
 class PairsConfig(FromCompletions):
-    """Preference pairs out of completions with rewards. Equal texts count once; empty ones are left out."""
+    """Preference pairs made from completions with rewards. Equal texts count once; empty ones are dropped."""
 
     made_format: ClassVar[str] = "preferences"
 
@@ -195,8 +195,7 @@ class PairsConfig(FromCompletions):
 
     @property
     def text_readers(self) -> tuple[str, ...]:
-        """A judge is asked in text, and knows no more of a pair than that: it would compare answers about an image that
-        it does not see."""
+        """The judge, which reads text only: it would compare answers about an image without seeing it."""
         return () if self.judge is None else ("judge",)
 
     @model_validator(mode="after")
@@ -207,7 +206,7 @@ class PairsConfig(FromCompletions):
 
 
 class UnpairedConfig(FromCompletions):
-    """Completions labelled by their rewards, for KTO. Equal texts count once; empty ones are left out."""
+    """Completions labelled by their rewards, for KTO. Equal texts count once; empty ones are dropped."""
 
     made_format: ClassVar[str] = "unpaired"
 
@@ -239,7 +238,7 @@ def _has_one_place(text: str) -> str:
 
 
 class _Condition(Config):
-    """How a reward is written into a prompt, the same way for training and for sampling."""
+    """The text form of a reward in a prompt, the same for training and for sampling."""
 
     text: Annotated[str, AfterValidator(_has_one_place)] = Field(
         default=f"\nReward: {REWARD_PLACE}",
@@ -249,13 +248,13 @@ class _Condition(Config):
 
 
 class ConditionalConfig(FromCompletions, _Condition):
-    """Each completion as a conversation whose prompt says its reward: for conditional SFT."""
+    """Each completion as a conversation whose prompt contains its reward, for conditional SFT."""
 
     made_format: ClassVar[str] = "conversations"
 
 
 class ConditionalPromptsConfig(_FromDataset, _Condition):
-    """Prompts that ask a model, trained by conditional SFT, for completions of one reward."""
+    """Prompts for a model trained by conditional SFT, all with one reward."""
 
     made_format: ClassVar[str] = "prompts"
 

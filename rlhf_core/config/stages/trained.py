@@ -35,7 +35,7 @@ from rlhf_core.config.texts import NonEmpty
 
 
 class MuonConfig(Config):
-    """Momentum whose matrices are orthogonalised by Newton-Schulz iterations, arXiv:2502.16982."""
+    """Momentum with matrices orthogonalised by Newton-Schulz iterations, arXiv:2502.16982."""
 
     momentum: Decay = Field(default=0.95, description="decay of the mean of the gradient")
     nesterov: bool = Field(default=True, description="look one step ahead along the momentum")
@@ -104,7 +104,7 @@ class LoraConfig(Config):
 
 
 def require_devices(engine: EngineConfig, placement: Placement) -> None:
-    """Raises ValueError if the workers' devices cannot run the engine."""
+    """Raise ValueError if the workers' devices cannot run the engine."""
     if engine.attention == "flash_attention_2" and placement.gpus_per_worker == 0:
         raise ValueError(
             "engine.attention flash_attention_2 needs a GPU, but placement.gpus_per_worker is 0; set 1, or use sdpa"
@@ -112,7 +112,7 @@ def require_devices(engine: EngineConfig, placement: Placement) -> None:
 
 
 def require_examples(examples: int, what: str, placement: Placement) -> None:
-    """Raises ValueError if some workers would never have an example."""
+    """Raise ValueError if some workers would never have an example."""
     if examples < placement.workers:
         raise ValueError(
             f"{what} is {examples}, fewer than placement.workers={placement.workers}: some would always be idle; raise "
@@ -121,7 +121,7 @@ def require_examples(examples: int, what: str, placement: Placement) -> None:
 
 
 def require_compatible(engine: EngineConfig, *optimizers: OptimizerConfig) -> None:
-    """Raises ValueError if the engine cannot run one of the optimizers exactly."""
+    """Raise ValueError if the engine cannot run one of the optimizers exactly."""
     if engine.offload_optimizer and any(optimizer.name == "muon" for optimizer in optimizers):
         raise ValueError(
             "optimizer.name muon does not work with engine.offload_optimizer: its matrix products would run in main "
@@ -130,7 +130,7 @@ def require_compatible(engine: EngineConfig, *optimizers: OptimizerConfig) -> No
 
 
 def require_dropout(used: bool, **adapters: LoraConfig | None) -> None:
-    """Raises ValueError if an adapter, given under its setting's name, has a dropout that is not used."""
+    """Raise ValueError if an adapter, passed under its setting's name, has a dropout that is not used."""
     for name, adapter in adapters.items():
         if adapter is not None and adapter.dropout > 0 and not used:
             raise ValueError(
@@ -169,7 +169,7 @@ class RanksConfig(NamedStageConfig):
 
 
 class SupervisedConfig(SeededConfig, RanksConfig):
-    """An epoch-wise run over one dataset. Each subclass declares `validation` with its format, too."""
+    """Training for some epochs over one dataset. Each subclass declares `validation` with its format, too."""
 
     LABELLED: ClassVar[str] = "row has the label"  # what has one of `labels`
     SMALLEST_STEP: ClassVar[int] = 1  # examples that the loss of a step needs
@@ -210,12 +210,13 @@ class SupervisedConfig(SeededConfig, RanksConfig):
         return frozenset({"validation"}) if self.validation is None else frozenset()
 
     def steps_of_epoch(self, num_examples: int) -> int:
-        """The last one takes the examples that are left over; if these are too few for a step, the one before does."""
+        """Return the steps of an epoch; the last takes the remaining examples, or the one before if these are too few.
+        """
         whole, left = divmod(num_examples, self.batch_size)
         return whole + (left >= self.SMALLEST_STEP) if whole else min(left, 1)
 
     def count_steps(self, num_examples: int) -> int:
-        """Optimizer steps of the run: those of its epochs, but at most `max_steps`."""
+        """Return the optimizer steps of the run: those of its epochs, but at most `max_steps`."""
         steps = self.epochs * self.steps_of_epoch(num_examples)
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
@@ -232,7 +233,7 @@ class SupervisedConfig(SeededConfig, RanksConfig):
 
     @property
     def frozen_models(self) -> Mapping[str, EngineConfig]:
-        """How each model is run that a worker has beside the one it trains, by the input that it starts from."""
+        """Engine settings of each frozen model of a worker, by its input."""
         return {}
 
     def held_models(self) -> Sequence[Sequence[HeldModel]]:
@@ -243,7 +244,7 @@ class SupervisedConfig(SeededConfig, RanksConfig):
 
     @property
     def adapter(self) -> LoraConfig | None:
-        """Settings of the adapter that is trained; None: all weights are."""
+        """Settings of the adapter that is trained; None: all weights are trained."""
         return None
 
     @property
@@ -255,7 +256,7 @@ class SupervisedConfig(SeededConfig, RanksConfig):
         return self.checkpoint
 
     def one_label(self, label: float) -> str:
-        """Why a dataset all of whose labels are this one teaches nothing."""
+        """Return the reason why a dataset with only this label teaches nothing."""
         return f"every {self.LABELLED} {label:g}, so there is nothing to tell apart: add rows with another"
 
     def moe_coefficients(self) -> Mapping[str, float]:
@@ -263,7 +264,7 @@ class SupervisedConfig(SeededConfig, RanksConfig):
 
 
 class SupervisedPolicyConfig(SupervisedConfig):
-    """A supervised run whose result is a policy, or an adapter of one."""
+    """Supervised training of a policy, or of an adapter."""
 
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
 

@@ -1,4 +1,4 @@
-"""Held-out data that is measured while a stage trains, and which of the weights come out of it."""
+"""Settings of validation during training, and of the choice of the resulting weights."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ MAIN = ""  # the name of a validation's own set, beside those in `also`
 
 
 def path_of_set(name: str) -> str:
-    """The setting, below the stage's section, that has the validation set `name`."""
+    """Return the setting of the validation set `name`, below the stage's section."""
     return "validation" if name == MAIN else f"validation.also.{name}"
 
 
 def counts_prefix(name: str) -> str:
-    """Of the counts of the rows of the set `name` in a stage's manifest."""
+    """Return the prefix of the row counts of the set `name` in a stage's manifest."""
     return "validation_" if name == MAIN else f"validation_{name}_"
 
 
 def named(name: str, metrics: Mapping[str, V]) -> dict[str, V]:
-    """`metrics` of the set `name` as they are called among those of all sets."""
+    """Return `metrics` of the set `name` under their names among all sets."""
     return {metric if name == MAIN else f"{name}/{metric}": value for metric, value in metrics.items()}
 
 
 class _Validation(Config):
-    """Measured every `every_steps` steps; subclasses have the main set, and the class of those in `also`."""
+    """Validation every `every_steps` steps; subclasses have the main set, and the class of those in `also`."""
 
     every_steps: Steps = Field(description="steps between two validations; the last step is validated too")
     metric: str
@@ -51,7 +51,9 @@ class _Validation(Config):
 
     @model_validator(mode="after")
     def _names_are_parts_of_others(self) -> Self:
-        """A name becomes a part of metrics (`validation/NAME/loss`) and of inputs (`validation.also.NAME.dataset`)."""
+        """Check set names, which become part of metrics (`validation/NAME/loss`) and of inputs
+        (`validation.also.NAME.dataset`).
+        """
         for name in self.also:
             if not _NAME.fullmatch(name):
                 raise ValueError(f"validation.also: `{name}` is no name of letters, digits, `_` and `-`")
@@ -65,7 +67,7 @@ def _require_measured(metric: str, measured: Iterable[str]) -> None:
 
 
 class ValidationSet(Config):
-    """Held-out prompts, scored as in `evaluation`, answered by the engines that sample."""
+    """Held-out prompts, answered by the sampling engines and scored as in `evaluation`."""
 
     dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True, images=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
@@ -100,7 +102,7 @@ class ValidationSet(Config):
 
 
 class ValidationConfig(_Validation, ValidationSet):
-    """Held-out prompts, scored as in `evaluation`, by the engines that sample, with the weights published last."""
+    """Held-out prompts, answered by the sampling engines with the last published weights, scored as in `evaluation`."""
 
     metric: str = Field(
         default="mean_score",
@@ -139,7 +141,7 @@ class SupervisedValidationConfig(_Validation):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all sets, the main one (MAIN) first."""
+        """Names of all sets, the main one (MAIN) first."""
         return (MAIN, *self.also)
 
     @model_validator(mode="after")
@@ -154,13 +156,13 @@ def _held_out(data_format: str) -> Any:
 
 
 class HeldOutText(Config):
-    """Documents, cut as those that are trained on."""
+    """Documents, split like the training documents."""
 
     dataset: Annotated[str, Reads("dataset", format="text", held_out=True)] = _held_out("text")
 
 
 class HeldOutConversations(Config):
-    """Conversations, of which the tokens of assistant turns count."""
+    """Conversations; only the tokens of assistant turns count."""
 
     dataset: Annotated[str, Reads("dataset", format="conversations", held_out=True, images=True)] = _held_out(
         "conversations"
@@ -174,7 +176,7 @@ class HeldOutPairs(Config):
 
 
 class HeldOutPairsWithImages(HeldOutPairs):
-    """Preference pairs, whose prompts may have images."""
+    """Preference pairs whose prompts may have images."""
 
     dataset: Annotated[str, Reads("dataset", format="preferences", held_out=True, images=True)] = _held_out(
         "preferences"
@@ -194,19 +196,19 @@ class HeldOutCompletions(Config):
 
 
 class HeldOutSteps(Config):
-    """Completions whose steps are labelled."""
+    """Completions with labelled steps."""
 
     dataset: Annotated[str, Reads("dataset", format="stepwise", held_out=True)] = _held_out("stepwise")
 
 
 class TextValidation(SupervisedValidationConfig, HeldOutText):
-    """The mean loss of each token of held-out documents."""
+    """Mean loss per token of held-out documents."""
 
     also: dict[str, HeldOutText] = Field(default={}, description=_NAMED)
 
 
 class ConversationsValidation(SupervisedValidationConfig, HeldOutConversations):
-    """The mean loss of each token of the assistant turns of held-out conversations."""
+    """Mean loss per token of the assistant turns of held-out conversations."""
 
     also: dict[str, HeldOutConversations] = Field(default={}, description=_NAMED)
 
@@ -221,30 +223,30 @@ class _AccuracyValidation(SupervisedValidationConfig):
 
 
 class PairsValidation(_AccuracyValidation, HeldOutPairs):
-    """The loss of held-out preference pairs, and the share of them whose chosen completion has the higher reward."""
+    """Loss of held-out preference pairs, and the share whose chosen completion has the higher reward."""
 
     also: dict[str, HeldOutPairs] = Field(default={}, description=_NAMED)
 
 
 class PairsWithImagesValidation(_AccuracyValidation, HeldOutPairsWithImages):
-    """The loss of held-out pairs, whose prompts may have images, and the share of them that are ordered right."""
+    """Loss of held-out pairs whose prompts may have images, and the share that is ordered correctly."""
 
     also: dict[str, HeldOutPairsWithImages] = Field(default={}, description=_NAMED)
 
 
 class UnpairedValidation(_AccuracyValidation, HeldOutUnpaired):
-    """The loss of held-out labelled completions, and the share of them on the right side of the KL."""
+    """Loss of held-out labelled completions, and the share on the right side of the KL."""
 
     also: dict[str, HeldOutUnpaired] = Field(default={}, description=_NAMED)
 
 
 class CompletionsValidation(SupervisedValidationConfig, HeldOutCompletions):
-    """The mean square of the difference to the given rewards, over held-out completions."""
+    """Mean squared difference to the given rewards over held-out completions."""
 
     also: dict[str, HeldOutCompletions] = Field(default={}, description=_NAMED)
 
 
 class StepwiseValidation(_AccuracyValidation, HeldOutSteps):
-    """The loss of the steps of held-out completions, and the share of the steps that are told right from wrong."""
+    """Loss of the steps of held-out completions, and the share of steps classified correctly."""
 
     also: dict[str, HeldOutSteps] = Field(default={}, description=_NAMED)
