@@ -130,8 +130,7 @@ class Algorithm(ABC):
         return replace(batch, loss_mask=mask, loss_weights=weights)
 
     def _kl_rewards(self, scored: Scored, coefficient: float) -> Tensor:
-        """Return minus coefficient x KL to the reference at each trained token, (N,); 0 if the KL is not in the reward.
-        """
+        """Return minus coefficient x KL to the reference at each trained token, (N,); 0 if the reward has no KL."""
         nothing = torch.zeros(scored.num_tokens)
         if not self.kl_in_reward:
             return nothing

@@ -18,7 +18,7 @@ class Limits:
 
     low: float
     high: float
-    too_high: str  # what no run means by more than `high`
+    too_high: str  # the reason if above `high`, perhaps empty
     too_low: str = ""
     above: bool = False  # `low` itself is too low
     below: bool = False  # `high` itself is too high
@@ -67,12 +67,12 @@ def no_number(value: Any) -> Any:
 
 
 # Steps, rows, and how often.
-Steps = Annotated[int, Limits(1, 10_000_000, "no run makes as many steps")]
-WarmupSteps = Annotated[int, Limits(0, 10_000_000, "no run makes as many steps")]
+Steps = Annotated[int, Limits(1, 10_000_000, "")]
+WarmupSteps = Annotated[int, Limits(0, 10_000_000, "")]
 Epochs = Annotated[int, Limits(1, 10_000, "no run repeats its data as often")]
 Rows = Annotated[int, Limits(1, 1_000_000_000_000, "no dataset has as many rows")]
 BatchSize = Annotated[int, Limits(1, 1_000_000, "no step trains on as many")]
-Lag = Annotated[int, Limits(0, 100, "what is trained would have little in common with what was sampled")]
+Lag = Annotated[int, Limits(0, 100, "rollouts would be too stale")]
 Weight = Annotated[float, Limits(0, 1e6, "the other sources would never be drawn", above=True)]
 Similarity = Annotated[float, Limits(0.7, 1, "it is a share of 1", "texts with less in common are found by chance")]
 Publishes = Annotated[int, Limits(1, 10_000, "faults of single weights would be found too late")]

@@ -23,20 +23,23 @@ class ServerConfig(Config):
     A recipe is kept with every result and must not contain secrets: name environment variables instead.
     """
 
-    url: str | None = Field(default=None, description="of the server, http:// or https://, without a password")
-    urls: tuple[str, ...] = Field(default=(), description="of several servers that answer alike, instead")
+    url: str | None = Field(default=None, description="URL of the server, http:// or https://, without a password")
+    urls: tuple[str, ...] = Field(default=(), description="URLs of several equal servers, instead")
     url_variable: Variable | None = Field(
-        default=None, description="environment variable that holds the URL instead, or several with spaces between"
+        default=None, description="environment variable with the URL instead, or several separated by spaces"
     )
     header_variable: HeaderVariable | None = Field(
         default=None,
         description="environment variable `ALIGNMENT_HEADER_…` with a header to send, as `Authorization: Bearer abc`",
     )
-    timeout_seconds: Seconds = Field(default=60.0, description="longest wait for an answer; it is not repeated")
-    attempts: Attempts = operational(
-        5, description="tries of one request at each server where there is no connection, or the status is 429 or 5xx"
+    timeout_seconds: Seconds = Field(
+        default=60.0, description="timeout of a request; one that timed out is not retried"
     )
-    requests_per_server: Requests = operational(4, description="requests that a server is sent at a time")
+    attempts: Attempts = operational(
+        5,
+        description="attempts of a request at each server, retried without connection or at status 429 or 5xx",
+    )
+    requests_per_server: Requests = operational(4, description="maximum number of concurrent requests to a server")
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -83,8 +86,7 @@ def _template(*variables: str, judged: tuple[str, ...] = ()) -> Callable[[str], 
 
 
 def _names(text: str) -> set[str]:
-    """Return the variables of a template without evaluating it: Jinja's compiler would fold constants, however large.
-    """
+    """Return a template's variables without evaluating it: Jinja's compiler would fold constants, however large."""
     from jinja2 import TemplateSyntaxError, nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

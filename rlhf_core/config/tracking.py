@@ -9,6 +9,6 @@ from rlhf_core.config.texts import Project
 
 
 class TrackingConfig(Config):
-    wandb: bool = Field(default=True, description="Weights & Biases; offline where there is no key")
-    wandb_project: Project = Field(default="alignment", description="project that the runs belong to")
-    tensorboard: bool = Field(default=True, description="event files, kept in the artifact")
+    wandb: bool = Field(default=True, description="Weights & Biases; offline without a key")
+    wandb_project: Project = Field(default="alignment", description="project of the runs")
+    tensorboard: bool = Field(default=True, description="TensorBoard event files, kept in the artifact")

@@ -17,8 +17,7 @@ class UserFile(Config):
 
     path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
     files: tuple[str, ...] = Field(
-        default=(),
-        description="further files that it imports or reads: modules next to it, or in folders below",
+        default=(), description="further files imported or read by it: modules next to it, or in folders below"
     )
 
     def named_files(self) -> tuple[str, ...]:
@@ -34,7 +33,7 @@ class UserProgram(UserFile):
     """A user's Python file that runs beside the computation and may need credentials."""
 
     variables: tuple[Variable, ...] = operational(
-        (), description="environment variables that it reads, such as one with a token"
+        (), description="environment variables used by it, such as one with a token"
     )
 
     def named_variables(self) -> tuple[str, ...]:
@@ -45,7 +44,7 @@ class CalledBeforeJob(UserProgram):
     """A program that `plan` can call once, on one row."""
 
     call_before_job: bool = operational(
-        True, description="call it once, for the first row, before a job starts; false: it needs what only its job has"
+        True, description="call it once, on the first row, before a job starts; false: it needs resources of its job"
     )
 
 

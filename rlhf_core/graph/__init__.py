@@ -1,1 +1,1 @@
-"""A recipe's graph: its nodes, what each reads, and the key of each."""
+"""A recipe's graph: nodes, their inputs, their keys."""

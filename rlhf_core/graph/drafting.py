@@ -1,4 +1,4 @@
-"""Drafts the nodes of a recipe one after another: each with its settings, and the nodes that these name."""
+"""Drafting of a recipe's nodes in order: each with its settings, and the nodes named by these."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Find = Callable[[str], Manifest]  # an artifact in the store, by reference or al
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One stage of a run, without its key."""
+    """One node of a run, without its key."""
 
     name: str  # "data.text", "sft", "merge.rl", "evaluation.base", ...
     section: str  # where the recipe has its settings: "data.text", "sft", "evaluation"
@@ -73,7 +73,7 @@ class Drafter:
             self._add(Draft(f"{name}.{made}", name, stage, config, one, None, settings))
 
     def finish(self) -> None:
-        """Adds what comes after all stages. Raises RecipeError if there is none."""
+        """Add the nodes after all stages. Raises RecipeError if there is no stage."""
         if not self.nodes:
             raise RecipeError(
                 "the recipe has no stage, and a dataset is made only for one that reads it: add one, such as `sft`"
@@ -129,7 +129,7 @@ class Drafter:
         return self._node(f"{section}.{setting.path}", made[-1], setting)
 
     def _node(self, place: str, name: str, setting: InputSetting) -> str:
-        """The node that the setting `place` means by `name`. Raises RecipeError if there is none in its role."""
+        """Return the node that the setting `place` names by `name`. Raises RecipeError if there is none in its role."""
         roles = setting.reads.roles
         if "dataset" in roles and self._is_dataset(name):
             self._require_format(place, name, setting)
@@ -157,13 +157,13 @@ class Drafter:
         return made or name in self.recipe.data or self._existing_dataset(name) is not None
 
     def _existing_dataset(self, name: str) -> Manifest | None:
-        """The dataset that exists already, if `name` is a stage that names one."""
+        """Return the existing dataset if `name` is a stage `artifact` of one."""
         node = self.nodes.get(name)
         existing = None if node is None else node.existing
         return existing if existing is not None and existing.kind == Kind.DATASET else None
 
     def _require_format(self, place: str, name: str, setting: InputSetting) -> None:
-        """Of a dataset that a stage makes; the formats of those in `data` are among what preflight checks."""
+        """Require the format of a dataset made by a stage; preflight checks those in `data`."""
         wanted, existing = setting.reads.format, self._existing_dataset(name)
         if name in self.recipe.data or wanted is None:
             return
@@ -177,7 +177,7 @@ class Drafter:
             raise RecipeError(f"{place}: {what}, of the format {found}; `{place.partition('.')[0]}` needs {wanted}")
 
     def _read_dataset(self, name: str) -> str:
-        """The node that a stage reads as the dataset `name`."""
+        """Return the node read as the dataset `name`."""
         return self._dataset(name, ())
 
     def _dataset(self, name: str, asked_by: tuple[str, ...]) -> str:
@@ -197,7 +197,7 @@ class Drafter:
         return node
 
     def _overlaps(self, settings: tuple[InputSetting, ...]) -> tuple[str, ...]:
-        """The nodes that compare what these settings train on with what the recipe validates or evaluates on."""
+        """Return the nodes that compare these settings' training data with the recipe's held-out data."""
         read = [setting for setting in settings if setting.reads.role == "dataset" and not setting.reads.only_read]
         trained = [name for setting in read if not setting.reads.held_out for name in setting.names]
         asked = dict.fromkeys(asked_dataset(self.recipe, name) for name in trained)
@@ -219,7 +219,7 @@ class Drafter:
         return node
 
     def _merged(self, name: str) -> str:
-        """The node that merges the adapter of `name` into the model it was trained on."""
+        """Return the node that merges the adapter of `name` into its base model."""
         node = f"merge.{name}"
         if node not in self.nodes:
             inputs = {"adapter": name, "model": self.nodes[name].inputs["model"]}
@@ -227,7 +227,7 @@ class Drafter:
         return node
 
     def find_artifact(self, name: str, config: ArtifactConfig) -> None:
-        """Adds an artifact that exists already. All come first: what is held out may stand below what is trained."""
+        """Add an existing artifact. All are added first: held-out data may be listed after training stages."""
         if self.find is None:
             raise RecipeError(f"{name}.ref: {config.ref} cannot be looked up, since no store is set")
         try:
@@ -248,7 +248,7 @@ class Drafter:
 
 
 def asked_dataset(recipe: Recipe, name: str) -> str:
-    """The dataset whose prompts those of the dataset `name` are, perhaps with answers or in other words."""
+    """Return the dataset whose prompts the dataset `name` contains, perhaps with answers or in other words."""
     passed: set[str] = set()
     while name in recipe.stages and name not in passed:
         passed.add(name)
@@ -267,10 +267,10 @@ def _input_settings(section: str, config: StageConfig) -> tuple[InputSetting, ..
 
 
 def _roles(manifest: Manifest) -> list[Role]:
-    """The roles in which a stage of a recipe could read the artifact; evaluations are read by a round's end alone."""
+    """Return the roles in which a stage of a recipe could read the artifact; only a round's end reads evaluations."""
     return [role for role, kinds in KINDS_OF_ROLE.items() if role != "evaluation" and manifest.kind in kinds]
 
 
 def _maker(roles: tuple[Role, ...]) -> str:
-    """A stage that makes a result of such a role."""
+    """Return a stage whose result has such a role."""
     return roles[-1] if roles[-1] in STAGES else "base"

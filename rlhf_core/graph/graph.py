@@ -1,4 +1,4 @@
-"""A recipe becomes a graph of nodes; each is one stage with its settings, its inputs, and the key of its result."""
+"""A recipe as a graph of nodes: each is one stage with its settings, its inputs, and the key of its result."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def build_graph(
     drafts: Outline | None = None,
     resolved: dict[str, str] | None = None,
 ) -> dict[str, Node]:
-    """All nodes by name, each after those it reads.
+    """Return all nodes by name, each after its inputs.
 
     libraries: versions of the libraries that compute, by name; part of every key.
-    drafts: the recipe's outline, where it is known already. resolved: see `pins`.
-    Raises RecipeError where a setting names something that is not there, or a source cannot be read.
+    drafts: the recipe's outline, if it was drafted before. resolved: see `pins`.
+    Raises RecipeError if a setting names a missing input, or a source cannot be read.
     """
     nodes: dict[str, Node] = {}
     pinned = {} if resolved is None else resolved

@@ -1,4 +1,4 @@
-"""A recipe's graph by names alone: which stages run, and which of them each reads. Keys come later, in graph.py."""
+"""A recipe's graph without keys: the nodes and their inputs by name. Keys are added in graph.py."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Outline:
 
 
 def outline(recipe: Recipe, find: Find | None = None, start: RoundStart | None = None) -> Outline:
-    """The nodes of a recipe, or of one round of a loop.
+    """Return the nodes of a recipe, or of one round of a loop.
 
     find: looks artifacts up; None: there is no store, and a stage `artifact` is an error.
-    start: what the round starts from; None: it is the first.
-    Raises RecipeError where a setting names what is not there, or cannot be read in that place.
+    start: the state that the round starts from; None: it is the first.
+    Raises RecipeError if a setting names a missing input, or one with another role.
     """
     find_once = None if find is None else cache(find)  # what is drafted again needs no second look at the store
     left_out: dict[str, str] = {}
@@ -53,7 +53,7 @@ def _draft(recipe: Recipe, find: Find | None, left_out: Collection[str], start: 
 
 
 def _unread(recipe: Recipe, nodes: Mapping[str, Draft], left_out: Collection[str]) -> dict[str, str]:
-    """Stages that only serve others, in a recipe whose later stages could read them and do not."""
+    """Return merges and other auxiliary stages that later stages could read and do not."""
     read = {other for node in nodes.values() if not node.stage.reads_all for other in node.inputs.values()}
     names = [name for name in recipe.stages if name not in left_out]
     unread = {}

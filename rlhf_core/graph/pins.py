@@ -1,4 +1,4 @@
-"""Remote sources that a config names, each resolved to the content it has when the run is planned."""
+"""Remote sources named by a config, resolved to their current content when the run is planned."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _HUB_SECONDS = 20.0
 
 
 def pins(config: Config, resolved: dict[str, str]) -> dict[str, str]:
-    """URL -> identity of every remote source that `config` names, at any depth: a commit of the hub, or the version of
-    a file or of a folder's files (see data/sources/remote.py).
+    """Return URL -> identity of every remote source that `config` names, at any depth: a commit of the hub, or the
+    version of a file or of a folder's files (see data/sources/remote.py).
 
-    resolved: what was looked up already, so that two stages of one plan read the same content; extended in place.
+    resolved: identities looked up before, so that two stages of one plan read the same content; extended in place.
     Raises RecipeError for a source that cannot be looked up.
     """
     found = {}
@@ -33,7 +33,7 @@ def pins(config: Config, resolved: dict[str, str]) -> dict[str, str]:
 
 
 def _sources(config: Config) -> Iterator[tuple[str, partial[str]]]:
-    """Each remote source by its URL, and how to look its identity up."""
+    """Yield each remote source: its URL, and a function that looks its identity up."""
     for found in configs_below(config):
         for folder in found.named_folders():
             if "://" in folder.path:

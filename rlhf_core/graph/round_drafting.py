@@ -1,4 +1,4 @@
-"""Drafts a round of a loop: the recipe's nodes with the accepted model and the round's prompts, and its end."""
+"""Drafting of a loop's round: the recipe's nodes with the accepted model and the round's prompts, and its end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RoundDrafter(Drafter):
         return self._round_prompts(name) if name == self.loop.prompts else super()._read_dataset(name)
 
     def _add_accepted(self, start: str) -> None:
-        """The model that the loop accepted last: that of the stage `start` until there is one."""
+        """Add the last accepted model of the loop: that of the stage `start` until there is one."""
         if start not in self.by_role.get("model", []):
             raise RecipeError(f"loop.start: `{start}` makes no model: name a stage that does")
         node = self._merged(start) if start in self.by_role.get("adapter", []) else start
@@ -75,7 +75,7 @@ class RoundDrafter(Drafter):
         self.by_role["model"].append(ACCEPTED)
 
     def _round_prompts(self, name: str) -> str:
-        """The node that takes the round's part of the dataset `name`."""
+        """Return the node with the round's part of the dataset `name`."""
         start = self.start
         if PROMPTS in self.nodes:
             return PROMPTS
@@ -92,7 +92,7 @@ class RoundDrafter(Drafter):
         return PROMPTS
 
     def finish(self) -> None:
-        """Raises RecipeError for a loop that would not do what it is there for."""
+        """Add the round's end. Raises RecipeError for a loop without effect."""
         self._add_round()
         super().finish()
 
@@ -119,7 +119,7 @@ class RoundDrafter(Drafter):
         self._add(Draft(ROUND, "loop", STAGES[ROUND], config, inputs))
 
     def _evaluation(self, model: str) -> str:
-        """The node that evaluates `model` for the gate."""
+        """Return the node that evaluates `model` for the gate."""
         gate = self.loop.gate
         name, place = gate.evaluation, "loop.gate.evaluation"
         known = {name: stage for name, stage in self.recipe.stages.items() if isinstance(stage, EvaluationConfig)}
@@ -142,7 +142,7 @@ class RoundDrafter(Drafter):
         return f"{name}.{model}"
 
     def _above(self, node: str) -> Iterator[str]:
-        """All nodes that `node` is made from, some more than once."""
+        """Yield all nodes that `node` depends on, some more than once."""
         for other in self.nodes[node].inputs.values():
             yield other
             yield from self._above(other)
@@ -154,7 +154,7 @@ class RoundDrafter(Drafter):
             return False
 
     def _artifact(self, node: str, ref: ArtifactRef | None, inputs: Mapping[str, str]) -> Draft:
-        """A node whose artifact exists already, or where `ref` is none, is the one that it reads."""
+        """Return a node of an existing artifact, or, if `ref` is None, of the artifact that it reads."""
         config = ArtifactConfig(ref=f"{self.recipe.name}/{node}" if ref is None else ref.full)
         existing = None if ref is None or self.find is None else self.find(config.ref)
         return Draft(node, "loop", STAGES["artifact"], config, inputs, existing)

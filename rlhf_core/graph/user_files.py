@@ -1,4 +1,4 @@
-"""What a config names that is the user's own: files, whose content is part of the stage key, and variables."""
+"""The user's files named by a config, whose content is part of the stage key, and variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlhf_core.system.paths import file_problem
 
 
 def user_files(config: Config, root: Path) -> dict[str, str]:
-    """Path as the recipe names it -> sha256, of every local file that `config` names, at any depth.
+    """Return path, as in the recipe -> sha256, of every local file that `config` names, at any depth.
 
     root: the recipe's folder; relative paths start there.
     Raises RecipeError if a file cannot be read.
@@ -25,7 +25,7 @@ def user_files(config: Config, root: Path) -> dict[str, str]:
 
 
 def model_files(root: Path, folder: str) -> list[str]:
-    """The files of the user's model folder `folder` that make it up, as `folder/name`. RecipeError if there is none."""
+    """Return the files of the user's model folder `folder`, as `folder/name`. Raises RecipeError if there is none."""
     try:
         names = sorted(entry.name for entry in (root / folder).iterdir() if entry.is_file())
         names += sorted(
@@ -37,7 +37,7 @@ def model_files(root: Path, folder: str) -> list[str]:
 
 
 def image_files(root: Path, folder: str) -> list[str]:
-    """The images in the user's folder `folder`, at any depth, as `folder/name`. RecipeError if there is none."""
+    """Return the images in the user's folder `folder`, at any depth, as `folder/name`. Raises RecipeError if none."""
     try:
         below = sorted(path for path in (root / folder).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
         found = [path.relative_to(root / folder).as_posix() for path in below if path.is_file()]
@@ -50,7 +50,9 @@ def image_files(root: Path, folder: str) -> list[str]:
 
 
 def named_variables(config: Config) -> frozenset[str]:
-    """The environment variables that `config` names, at any depth: a job needs them, a key never has their content."""
+    """Return the environment variables that `config` names, at any depth: a job needs them, a key never includes their
+    content.
+    """
     return frozenset(name for found in configs_below(config) for name in found.named_variables())
 
 
@@ -63,7 +65,7 @@ def _paths(config: Config, root: Path) -> Iterator[str]:
 
 
 def configs_below(value: object) -> Iterator[Config]:
-    """`value`, where it is a config, and every one below it that is used."""
+    """Yield `value`, if it is a config, and every used one below it."""
     if isinstance(value, Config):
         yield value
         for _, setting in value.used_settings():

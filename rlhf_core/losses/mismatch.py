@@ -74,8 +74,7 @@ def corrected(
 
 
 def _geometric_means(difference: Tensor, mask: Tensor, sequence_lengths: Tensor) -> Tensor:
-    """Return exp of the mean difference over the trained tokens of each sequence, (S,); 1 for a sequence without any.
-    """
+    """Return exp of the mean difference over each sequence's trained tokens, (S,); 1 for a sequence without any."""
     ids = sequence_ids(sequence_lengths)[mask]
     zeros = torch.zeros_like(sequence_lengths, dtype=difference.dtype)
     sums = zeros.index_add(0, ids, difference[mask])

@@ -110,7 +110,7 @@ def checked_layouts(
         model.set_attn_implementation("sdpa")
     if not any(right):
         raise StageError(
-            f"{name} computes something else for several sequences than for each alone, so it cannot be trained: "
+            f"{name} gives different results for batched and single sequences, so it cannot be trained: "
             f"packing {packed}; padding {rows}"
             + ("; set engine.attention: sdpa" if "flash" in model.config._attn_implementation else "")
         )

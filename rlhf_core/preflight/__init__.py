@@ -1,1 +1,1 @@
-"""Checks before a run: files, models, templates, lengths and user code that a recipe names."""
+"""Checks before a run: files, models, templates, lengths and user code of a recipe."""

@@ -1,4 +1,4 @@
-"""Servers and functions that give rewards are asked before anything runs, about the first row of their data."""
+"""Preflight queries of reward servers and functions, with the first row of their data."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ def ask(
     questions: Callable[[Node], Iterator[tuple[str, Question]]],
     at_once: int,
 ) -> list[str]:
-    """The notes. questions: of a node, each with its content; one content is asked once. at_once: questions.
+    """Run the questions of all nodes and return notes.
 
-    repository: nodes of which it has the result ask nothing. Raises RecipeError with all problems.
+    questions: yields a node's questions with their content; equal content is queried once. at_once: concurrent
+    questions.
+    repository: nodes whose result it has are skipped. Raises RecipeError with all problems.
     """
     asked: dict[str, Question] = {}
     for node in graph.values():

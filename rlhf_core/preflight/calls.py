@@ -1,4 +1,4 @@
-"""The user's rewards and environments before anything runs: each is called once, in its own process."""
+"""Preflight calls of the user's rewards and environments: one each, in its own process."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def call_functions(
     root: Path,
     repository: ArtifactRepository | None,
 ) -> list[str]:
-    """A note for each function that was not called, or whose failures its job tolerates.
+    """Return a note for each function that was skipped, or whose failures its job tolerates.
 
-    samples: rows of each dataset that could be read. repository: functions of nodes of which it has the result are not
-    called. Raises RecipeError if one fails for its row.
+    samples: readable rows of each dataset. repository: functions of nodes whose result it has are skipped.
+    Raises RecipeError if one fails for its row.
     """
 
     def questions(node: Node) -> Iterator[tuple[str, Question]]:
@@ -62,7 +62,7 @@ def call_functions(
 
 
 def _called(judge: RewardConfig | AnyEnvironment, rows: list[Located]) -> Iterator[tuple[str, Called, Located]]:
-    """Each function of the judge that is called, its setting below the judge's, and the first row that it is for."""
+    """Yield each function of the judge to call, its setting below the judge's, and its first row."""
     if isinstance(judge, FunctionReward):
         parts: Mapping[str, Any] = {"": judge}
     elif isinstance(judge, AnyEnvironment):
@@ -102,7 +102,7 @@ def _seconds(config: Called) -> float:
 
 
 def _call(config: Called, prompt: str, row: Row, root: Path) -> None:
-    """As its job will. Raises RecipeError or StageError if it cannot be loaded, or answers with no reward."""
+    """Call the function as its job will. Raises RecipeError or StageError if it fails to load, or returns no reward."""
     one = config.model_copy(update={"timeout_seconds": _seconds(config), "tolerated_failures": 0.0})
     # Its output is not part of the plan; and a job works in another folder than the user's.
     with placed(root, config) as file, tempfile.TemporaryFile() as log, scratch_folder("job") as folder:

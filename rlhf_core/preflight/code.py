@@ -1,4 +1,4 @@
-"""The user's Python files before a job: what they import, and whether it is sent with them. Runs none of it."""
+"""Static checks of the user's Python files: their imports, and whether these are sent with them. Runs no code."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ LARGEST_FILE = 64 * 1024**2  # bytes
 
 
 def check_files(config: UserCode, root: Path) -> None:
-    """Raises RecipeError unless `files` names all files of the user's that the code imports, and files that can be sent
-    with it. Runs none of it."""
+    """Raise RecipeError unless `files` lists all of the user's files that the code imports, and all can be sent. Runs
+    no code.
+    """
     for file in config.files:
         _check_file(root, file, config.path)
     named = {posixpath.normpath(file) for file in config.files}
@@ -55,7 +56,7 @@ def _check_file(root: Path, file: str, path: str) -> None:
 
 
 def _imported_beside(root: Path, path: str, files: Sequence[str]) -> list[str]:
-    """The files in the folder of `path` that it imports, itself or through others, as the recipe would name them."""
+    """Return the files in the folder of `path` that it imports, directly or through others, as paths in the recipe."""
     folder = posixpath.dirname(posixpath.normpath(path))
     found: dict[str, None] = {}
     pending = [posixpath.normpath(path), *(file for file in files if file.endswith(".py"))]
@@ -73,8 +74,8 @@ def _imported_beside(root: Path, path: str, files: Sequence[str]) -> list[str]:
 
 
 def _imports(source: bytes, package: str) -> Iterator[tuple[str, bool]]:
-    """All modules that the text could import, at any place: the path from the folder of imports, without a suffix; and
-    whether the import is relative.
+    """Yield all modules that the text could import, at any place: the path from the folder of imports, without a
+    suffix; and whether the import is relative.
 
     package: the folder of the text, from the folder of imports.
     """
@@ -93,7 +94,7 @@ def _imports(source: bytes, package: str) -> Iterator[tuple[str, bool]]:
 
 
 def _files_of(root: Path, folder: str, module: str) -> Iterator[str]:
-    """The files next to the user's that importing `module` runs: those of its packages, and its own."""
+    """Yield the files next to the user's that importing `module` runs: those of its packages, and its own."""
     parts = [part for part in module.split("/") if part != "."]
     if ".." in parts:
         return
@@ -103,7 +104,7 @@ def _files_of(root: Path, folder: str, module: str) -> Iterator[str]:
 
 
 def _is_installed(name: str, folder: Path) -> bool:
-    """Whether the top-level module `name` is Python's or is installed; found anywhere but in the user's `folder`."""
+    """Whether the top-level module `name` is Python's or is installed outside of the user's `folder`."""
     # Not sys.path: folders of other users' code may have been added to it.
     installed = {sysconfig.get_path(scheme) for scheme in ("stdlib", "platstdlib", "purelib", "platlib")}
     ours = str(Path(rlhf_core.__file__).parents[1])

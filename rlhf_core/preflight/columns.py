@@ -1,4 +1,4 @@
-"""Columns before anything runs: those that `columns` renames, and those of the rows that no format reads."""
+"""Preflight checks of columns: those renamed by `columns`, and those that no format reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN_COLUMNS = 10
 
 
 def check_columns(recipe: Recipe, samples: Mapping[str, Sample]) -> Iterator[str]:
-    """One sentence for each column that `columns` gives a name by which nothing is read."""
+    """Yield a problem for each column that `columns` renames to a name that nothing reads."""
     for name in samples:
         config = recipe.data[name]
         known = format_of(config.format).reads
@@ -35,8 +35,9 @@ def check_columns(recipe: Recipe, samples: Mapping[str, Sample]) -> Iterator[str
 
 
 def column_notes(recipe: Recipe, samples: Mapping[str, Sample]) -> Iterator[str]:
-    """One sentence for each dataset whose files have columns that its format does not read, and for each name in
-    `columns` that is nearly one of the format's."""
+    """Yield a note for each dataset whose files have columns that its format does not read, and for each name in
+    `columns` that nearly matches one of the format's.
+    """
     for name, sample in samples.items():
         config = recipe.data[name]
         unread = sorted({column for columns in sample.columns for column in _unread(columns, config)})
@@ -68,9 +69,9 @@ def _repeated_files(name: str, config: DatasetConfig) -> Iterator[str]:
 
 
 def _unread(columns: frozenset[str], config: DatasetConfig) -> set[str]:
-    """Those of one row's columns that count for nothing.
+    """Return the columns of one row that are not read.
 
-    columns: as its source has them, of those that hold something.
+    columns: non-empty columns, as named in the source.
     """
     named = {source: target for target, source in config.columns.items()}
     replaced = {column for column in columns - named.keys() if column in config.columns}

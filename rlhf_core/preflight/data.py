@@ -1,4 +1,4 @@
-"""Datasets before anything runs: can they be read, has each the format of its stages?"""
+"""Preflight checks of datasets: readability, and the format that stages need."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rlhf_core.recipe.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A stage reads a dataset, and needs it in a format."""
+    """A stage that reads a dataset, and the format that it needs."""
 
     node: Draft
     read_by: InputSetting
 
     @property
     def setting(self) -> str:
-        """As the recipe has it: `rl.validation.dataset`."""
+        """The setting in the recipe, such as `rl.validation.dataset`."""
         return f"{self.node.section}.{self.read_by.path}"
 
     @property
     def reader(self) -> str:
-        """What reads it: `rl.validation`."""
+        """The part of the stage that reads it, such as `rl.validation`."""
         return self.setting.rpartition(".")[0]
 
     @property
@@ -40,7 +40,7 @@ class Use:
 
 
 def dataset_uses(nodes: Mapping[str, Draft]) -> list[Use]:
-    """What the stages that will run read, each setting once."""
+    """Return the datasets read by the stages that will run, each setting once."""
     uses: dict[str, Use] = {}
     for node in nodes.values():
         for setting in node.input_settings:
@@ -51,12 +51,12 @@ def dataset_uses(nodes: Mapping[str, Draft]) -> list[Use]:
 
 
 def is_misread(use: Use, recipe: Recipe) -> bool:
-    """Whether the stage needs the dataset in another format than it has."""
+    """Whether the stage needs another format than the dataset's."""
     return use.dataset in recipe.data and recipe.data[use.dataset].format != use.format
 
 
 def check_datasets(recipe: Recipe, uses: list[Use], root: Path) -> tuple[dict[str, Sample], list[str]]:
-    """A sample of each dataset, and the problems."""
+    """Return a sample of each dataset, and the problems."""
     problems = []
     for use in uses:
         if is_misread(use, recipe):
@@ -70,7 +70,7 @@ def check_datasets(recipe: Recipe, uses: list[Use], root: Path) -> tuple[dict[st
 
 
 def source_functions(recipe: Recipe, names: Iterable[str]) -> list[tuple[str, FunctionSource]]:
-    """Those of the datasets `names`, with the setting of each."""
+    """Return the source functions of the datasets `names`, with their settings."""
     return [
         (f"data.{name}", source)
         for name in names

@@ -1,4 +1,4 @@
-"""What a recipe would do in vain: train on nothing, be tested on what it learned, make what nobody reads."""
+"""Preflight checks for stages without effect: empty data, train/test overlap, unused outputs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from rlhf_core.recipe.recipe import Recipe
 
 
 def check_effects(recipe: Recipe, nodes: Mapping[str, Draft], samples: Mapping[str, list[Located]]) -> Iterator[str]:
-    """Problems. samples: the rows that could be read, so that the checks of `overlap` have found what of them is
-    tested."""
+    """Yield problems.
+
+    samples: the readable rows, after the checks of `overlap` have removed held-out ones.
+    """
     compared = [name for name, known in samples.items() if known]
     for name, by, on in _tested_on_what_is_trained(recipe, nodes):
         if name in recipe.data and name not in compared and recipe.data[name].on_overlap == "error":
@@ -23,7 +25,7 @@ def check_effects(recipe: Recipe, nodes: Mapping[str, Draft], samples: Mapping[s
 
 
 def effect_notes(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[str]:
-    """What is allowed, and probably not meant."""
+    """Yield notes on valid settings that are probably unintended."""
     for name, by, on in _tested_on_what_is_trained(recipe, nodes):
         yield f"`{name}` is trained on ({by}) and tested on ({on}): the scores will show what was learned by heart"
     yield from _unused_datasets(recipe, nodes)
@@ -33,7 +35,7 @@ def effect_notes(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[str]:
 
 
 def _tested_on_what_is_trained(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[tuple[str, str, str]]:
-    """Each such dataset, the settings that train on it and those that test on it."""
+    """Yield each dataset used for both, the settings that train on it and those that test on it."""
     trained: dict[str, set[str]] = {}
     tested: dict[str, set[str]] = {}
     for node in nodes.values():
@@ -54,7 +56,7 @@ def _unused_datasets(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[str
 
 
 def _unread_models(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[str]:
-    """Models that are no input of anything and not the last one, which is what the run is for."""
+    """Yield models that nothing reads, except the last one, the result of the run."""
     read = {other for node in nodes.values() if not node.stage.reads_all for other in node.inputs.values()}
     made = [name for name, config in recipe.stages.items() if config.makes == "model" and name in nodes]
     for name in made[:-1]:
@@ -63,11 +65,11 @@ def _unread_models(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[str]:
 
 
 def _merges(nodes: Mapping[str, Draft], name: str) -> set[str]:
-    """`name`, if only its own merge reads it."""
+    """Return {`name`} if only its own merge reads it."""
     readers = [node.name for node in nodes.values() if not node.stage.reads_all and name in node.inputs.values()]
     return {name} if readers == [f"merge.{name}"] else set()
 
 
 def bad_row_notes(samples: Mapping[str, Sample]) -> list[str]:
-    """One sentence for each dataset whose job will drop bad rows, as far as its rows could be read here."""
+    """Return a note for each dataset whose job will drop bad rows, of the rows readable here."""
     return [f"data.{name}: {sample.bad.sentence()}" for name, sample in samples.items() if sample.bad.count]

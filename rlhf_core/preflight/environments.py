@@ -1,4 +1,4 @@
-"""Environments before anything runs: can what they say be said, and does it fit?"""
+"""Preflight checks of environments: whether the template renders their messages, and whether these fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlhf_core.preflight.samples import Located
 
 
 def environment_notes(nodes: Mapping[str, Draft], samples: Mapping[str, list[Located]]) -> Iterator[str]:
-    """One sentence for each environment whose answers no reply can follow, or which no row that could be read names."""
+    """Yield a note for each environment whose messages leave no room for a reply, or that no readable row names."""
     for place, environment, node in _environments(nodes):
         datasets = [setting.names[0] for setting in node.input_settings if setting.path == "dataset" and setting.names]
         are_known = any(samples.get(name) for name in datasets)
@@ -30,9 +30,9 @@ def environment_notes(nodes: Mapping[str, Draft], samples: Mapping[str, list[Loc
 
 
 def check_turns(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
-    """One sentence for each environment whose turns the chat template of the model cannot write.
+    """Yield a problem for each environment whose turns the model's chat template cannot render.
 
-    models: by node, of those whose model is at hand.
+    models: available models, by node.
     """
     for node in nodes.values():
         model = models.get(node.name)
@@ -49,7 +49,7 @@ def check_turns(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], roo
 
 
 def _environments(nodes: Mapping[str, Draft]) -> Iterator[tuple[str, EnvironmentConfig, Draft]]:
-    """Each that episodes may be played in, with its setting and its stage."""
+    """Yield each environment of episodes, with its setting and its stage."""
     for node in nodes.values():
         for judged in node.config.judges():
             if isinstance(judged.judge, AnyEnvironment):
@@ -58,7 +58,7 @@ def _environments(nodes: Mapping[str, Draft]) -> Iterator[tuple[str, Environment
 
 
 def _rows_of(environment: EnvironmentConfig, node: Draft, samples: Mapping[str, list[Located]]) -> list[Located]:
-    """The rows that could be read whose episodes are played in the environment."""
+    """Return the readable rows whose episodes use the environment."""
     datasets = {setting.path: setting.names[0] for setting in node.input_settings if setting.names}
     rows = []
     for judged in node.config.judges():

@@ -1,4 +1,4 @@
-"""Rows with images before anything runs: does the stage that reads them take images, and does its model?"""
+"""Preflight checks of rows with images: whether stage and model read images."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rlhf_core.preflight.samples import Located
 def check_images(
     uses: list[Use], samples: Mapping[str, list[Located]], models: Mapping[str, BaseModel]
 ) -> Iterator[str]:
-    """One sentence for each setting that names a dataset with images which its stage or its model cannot read.
+    """Yield a problem for each setting of a dataset with images that its stage or its model cannot read.
 
-    uses: also of datasets that stages make. models: by node, of those whose base model is at hand.
+    uses: also of datasets that stages make. models: available base models, by node.
     """
     makers = {use.node.section: use for use in uses if use.dataset == use.node.config.prompts_of}
     for use in uses:
@@ -31,7 +31,7 @@ def check_images(
 def _problems(
     use: Use, makers: Mapping[str, Use], samples: Mapping[str, list[Located]], model: BaseModel | None
 ) -> Iterator[str]:
-    """Each row with images, and why it cannot be read."""
+    """Yield each row with images, and the reason why it cannot be read."""
     config = use.node.config
     for where, row in _rows_with_images(use.dataset, makers, samples):
         if not use.read_by.reads.images:
@@ -52,11 +52,11 @@ def _text_readers(config: StageConfig, row: Mapping[str, Any]) -> tuple[str, ...
 def _rows_with_images(
     dataset: str, makers: Mapping[str, Use], samples: Mapping[str, list[Located]]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Rows of a dataset that have images, each with a clause that says where; of a dataset that a stage makes, the rows
-    whose prompts it keeps.
+    """Yield the rows of a dataset that have images, each with a clause that names its place; of a dataset made by a
+    stage, the rows whose prompts it keeps.
 
-    makers: the use of its dataset by each stage that makes one. Yields nothing if no row is
-    known to have any, or a stage before refuses them.
+    makers: the use of its dataset by each stage that makes one. Yields nothing if no row is known to have images, or an
+    earlier stage rejects them.
     """
     made = dataset
     while dataset in makers and dataset not in samples:

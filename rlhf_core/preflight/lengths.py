@@ -1,4 +1,4 @@
-"""Lengths before anything runs: does every prompt fit, with its completion, into what the model and engines allow?"""
+"""Preflight checks of lengths: whether prompts and completions fit the limits of model and engines."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _TOKENISED_ROWS = 1000  # of each dataset, those with the most characters
 
 
 def check_context(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel]) -> Iterator[str]:
-    """Settings of length against each other and against the context of the model that a stage starts from.
+    """Check settings of length against each other and against the context of the stage's initial model.
 
-    models: by node, of those whose model is at hand.
+    models: available models, by node.
     """
     for node in nodes.values():
         context = models[node.name].context if node.name in models else None
@@ -52,8 +52,8 @@ def check_lengths(
     models: Mapping[str, BaseModel],
     root: Path,
 ) -> tuple[list[str], list[str]]:
-    """Problems, and what is good to know, of rows that are too long for the stage that reads them: an error, or dropped
-    or truncated, as their dataset says; as far as the tokenizer is at hand without a download.
+    """Return problems and notes of rows that are too long for the stage that reads them: an error, or dropped or
+    truncated, as set by their dataset. Checks only models whose tokenizer needs no download.
     """
     tokenizers: dict[BaseModel, Tokenizer] = {}
     problems: list[str] = []
@@ -100,7 +100,7 @@ def check_lengths(
 
 
 def tokenizer_of(model: BaseModel, root: Path) -> Tokenizer:
-    """That of a base model at hand."""
+    """Return the tokenizer of an available base model."""
     match model.config.source:
         case ScratchModel() as source:
             own = scratch_tokenizer(source)
@@ -145,7 +145,7 @@ def _row(located: Located) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """The rows of a dataset as one stage reads them."""
+    """The rows of a dataset as read by one stage."""
 
     use: Use
     config: DatasetConfig
@@ -157,11 +157,11 @@ class _Measured:
 
     @property
     def too_long(self) -> set[int]:
-        """Indices of the rows that are longer than the stage allows."""
+        """Return the indices of rows beyond the stage's limit."""
         return {length.index for length in self.lengths if length.tokens > self.limit.room}
 
     def too_few(self) -> str | None:
-        """The sentence that refuses a dataset of which too few rows would be left; None if enough are."""
+        """Return the problem of a dataset with too few remaining rows; None if enough remain."""
         policy, too_long = self.config.on_long_row, self.too_long
         dropped = too_long if policy != "error" else set()
         kept = [index for index in range(len(self.rows)) if index not in dropped and index not in self.unwritable]
@@ -198,10 +198,10 @@ def _lost(use: Use, limit: RowLimit, lengths: list[_Length], rows: int, policy: 
 def _lengths(
     use: Use, rows: list[Located], tokenizer: Tokenizer, data_format: Format, room: int
 ) -> tuple[list[_Length], dict[int, str]]:
-    """The lengths of the rows with the most characters; of those that the stage cannot read, a sentence each,
-    by index in the order of the rows.
+    """Return the lengths of the rows with the most characters, and the problems of those that the stage cannot read, by
+    index in the order of the rows.
 
-    room: tokens; a row that must have more, by its characters alone, is not tokenised: it may be a whole book.
+    room: tokens; a row that exceeds it by its characters alone is not tokenised: it may be a whole book.
     """
     sizes = [len(data_format.whole_text(row)) for _, row in rows]
     longest = sorted(heapq.nlargest(_TOKENISED_ROWS, range(len(rows)), key=sizes.__getitem__))

@@ -1,4 +1,4 @@
-"""The user's Python files before a job: they load, and define what the recipe says, in a process of their own."""
+"""Preflight loading of the user's Python files in a process of their own: they must define the recipe's functions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NOT_WITH_AN_ORCHESTRATOR = ("torch", "vllm", "deepspeed", "peft", "accelerate")
 
 
 def code_problems(named: Sequence[tuple[str, UserCode]], root: Path) -> list[str]:
-    """One sentence for each setting whose code cannot be loaded. Files are loaded side by side, each once."""
+    """Return a problem for each setting whose code cannot be loaded. Files are loaded concurrently, each once."""
     keys = [config.model_dump_json() for _, config in named]
     files: dict[tuple[str, ...], dict[str, UserCode]] = {}
     for key, (_, config) in zip(keys, named, strict=True):
@@ -49,8 +49,9 @@ def code_problems(named: Sequence[tuple[str, UserCode]], root: Path) -> list[str
 
 
 def _problems_of_file(functions: Mapping[str, UserCode], root: Path) -> dict[str, str]:
-    """By the keys of `functions`, which are all of one file. It is loaded as its jobs will: with the files that `files`
-    names, and no others, beside it; in a process that is killed after LOADING_SECONDS."""
+    """Return problems by the keys of `functions`, all of one file. It is loaded as its jobs will: with only the files
+    in `files` beside it, in a process that is killed after LOADING_SECONDS.
+    """
     problems: dict[str, str] = {}
     for key, config in functions.items():
         try:
@@ -73,7 +74,9 @@ def _problems_of_file(functions: Mapping[str, UserCode], root: Path) -> dict[str
 
 
 def _refused(functions: Mapping[str, UserCode], file: Path) -> dict[str, str]:
-    """The functions that cannot be called as they will be. Raises RecipeError if the file cannot be loaded."""
+    """Return the problems of functions with another signature than required. Raises RecipeError if the file cannot be
+    loaded.
+    """
     # What the file prints is not the plan's; and a job works in another folder than the user's.
     with tempfile.TemporaryFile() as log, scratch_folder("job") as folder:
         return _refused_with(functions, file, log, folder)
@@ -108,7 +111,7 @@ def _refused_with(functions: Mapping[str, UserCode], file: Path, log: IO[bytes],
 
 
 def missing_here(text: str) -> str | None:
-    """The library that a process lacked, as its error says, where that is one that only jobs must have."""
+    """Return the library missing in a process, from its error, if only jobs need it."""
     missing = _MODULE_MISSING.search(text)
     library = missing[1].partition(".")[0] if missing else ""
     return library if library in _NOT_WITH_AN_ORCHESTRATOR else None
@@ -125,15 +128,17 @@ def _kind(config: UserCode) -> CodeKind:
 
 
 def _last_line(log: IO[bytes]) -> str:
-    """Of what the process has written."""
+    """Return the last line of the process's output."""
     log.seek(max(0, log.seek(0, os.SEEK_END) - _READ_BYTES))
     lines = log.read().decode(errors="replace").split("\n")
     return next((" ".join(line.split())[:_SHOWN] for line in reversed(lines) if line.strip()), "")
 
 
 def _why(text: str, path: str, folder: Path, last_line: str) -> str:
-    """One sentence of the error of a process that has not loaded the file. folder: where that is. last_line: of what it
-    has written."""
+    """Return one sentence on the error of a process that failed to load the file.
+
+    folder: the folder of the file. last_line: of its output.
+    """
     if ended := _ENDED.search(text):
         said = f"; the last it wrote: {last_line}" if last_line else ""
         return f"{path} cannot be loaded: its process {ended[1]}, while it ran the file{said}"
@@ -152,7 +157,7 @@ def _with_hint(raised: str) -> str:
 
 @contextmanager
 def placed(root: Path, config: UserCode) -> Iterator[Path]:
-    """The Python file in a folder that has only what its job has."""
+    """Yield the Python file in a folder with only the files of its job."""
     with scratch_folder("check") as folder:
         for file in (config.path, *config.files):
             copy = folder / beside(config.path, file)

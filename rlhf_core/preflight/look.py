@@ -1,4 +1,4 @@
-"""Mistakes of a user that can be seen before a job starts, reported all at once."""
+"""Preflight: all checks of a recipe before a job starts, reported at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlhf_core.recipe.loading import LoadedRecipe
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a look at a recipe's files has shown."""
+    """Result of the checks of a recipe's files."""
 
     notes: Sequence[str]  # a sentence for each thing to know that is no mistake, such as rows that will be dropped
     samples: Mapping[str, Sample]  # of datasets
@@ -35,16 +35,16 @@ class Seen:
 
 
 def preflight(loaded: LoadedRecipe, drafts: Outline | None = None) -> list[str]:
-    """What `look` notes."""
+    """Return the notes of `look`."""
     return list(look(loaded, drafts).notes)
 
 
 def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
-    """Check the files, folders and lengths that the recipe names. Loads no torch and fetches nothing; the user's
-    Python files are loaded in processes of their own.
+    """Check the recipe's files, folders and lengths. Loads no torch and fetches nothing; the user's Python files are
+    loaded in processes of their own.
 
-    drafts: the recipe's outline, where it is known already.
-    Raises RecipeError with one sentence a line: each says which setting is wrong, how, and what to write instead.
+    drafts: the recipe's outline, if it was drafted before.
+    Raises RecipeError with one sentence per line: each names the setting, the problem, and the remedy.
     """
     recipe, root = loaded.recipe, loaded.root
     if secrets := check_secrets(recipe):

@@ -1,4 +1,4 @@
-"""The base model before anything runs: can it be built, or is the folder whole?"""
+"""Preflight checks of base models: whether they can be built, or their folders are complete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlhf_core.preflight.model_reading import inspected
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """The model that a run starts from, where its folder is at hand or it is made from scratch."""
+    """A run's base model, if its folder is available or it is built from scratch."""
 
     config: BaseModelConfig  # with a source of either kind
     context: int | None  # longest sequence in tokens; None: its config does not say
@@ -37,12 +37,12 @@ class BaseModel:
 
     @property
     def class_settings(self) -> Mapping[str, Any]:
-        """Also those that its config.json leaves to its class."""
+        """Settings of its config.json, with the defaults of its class."""
         return self.settings if self.inspection is None else self.inspection.settings
 
 
 def check_bases(nodes: Mapping[str, Draft], root: Path) -> list[str]:
-    """Problems of the base models; those of a remote one are seen by its job."""
+    """Return problems of the base models; those of a remote one are found by its job."""
     problems: list[str] = []
     for node in nodes.values():
         if (config := _base_config(node)) is not None:
@@ -88,19 +88,19 @@ def _check_base(node: Draft, config: BaseModelConfig, nodes: Mapping[str, Draft]
 
 
 def base_of(node: Draft, nodes: Mapping[str, Draft]) -> str | None:
-    """The node of the base model that `node` starts from, through the stages that trained it before."""
+    """Return the node of the base model of `node`, through the stages that trained it before."""
     while (model := node.inputs.get("model")) is not None:
         node = nodes[model]
     return node.name if _base_config(node) is not None else None
 
 
 def _base_config(node: Draft) -> BaseModelConfig | None:
-    """The settings of a node that makes a base model; None of any other."""
+    """Return the settings of a node that makes a base model; None for any other."""
     return node.config if isinstance(node.config, BaseModelConfig) else None
 
 
 def models_of(nodes: Mapping[str, Draft], root: Path) -> dict[str, BaseModel]:
-    """The base model of each node that starts from one at hand."""
+    """Return the available base model of each node."""
     models: dict[str, BaseModel] = {}
     for node in nodes.values():
         base = base_of(node, nodes)
@@ -160,7 +160,7 @@ def _language_model(node: Draft, config: BaseModelConfig, source: str) -> Iterat
 
 
 def model_folder_problems(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterator[str]:
-    """One sentence each: why the folder is no whole model that can be trained, or no tokenizer of it."""
+    """Yield the reasons why the folder is no complete, trainable model, or has no tokenizer of it."""
     problems = list(folder_problems(folder, reward_model=reward_model))
     if problems:
         yield from problems
@@ -186,7 +186,7 @@ def model_folder_problems(folder: Path, *, reward_model: bool, needs_template: b
 
 
 def base_folder_problems(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterator[str]:
-    """As `model_folder_problems`, and what transformers' class says of it: no engine has looked at it yet."""
+    """Yield `model_folder_problems`, and those found by transformers' class: no engine has read it yet."""
     problems = list(model_folder_problems(folder, reward_model=reward_model, needs_template=needs_template))
     if not problems:
         try:
@@ -197,7 +197,7 @@ def base_folder_problems(folder: Path, *, reward_model: bool, needs_template: bo
 
 
 def _experts(users: Sequence[Draft], config: Mapping[str, Any]) -> Iterator[str]:
-    """users: the nodes that start from the model; config: the model's, none of one from scratch, which is dense."""
+    """users: the nodes with this base model; config: the model's, none of one from scratch, which is dense."""
     if "num_experts_per_tok" in text_config(config):
         return
     for node in users:

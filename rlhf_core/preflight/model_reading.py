@@ -1,4 +1,4 @@
-"""What transformers' class says of a model folder: asked in a process of its own, which may be ended."""
+"""Inspection of a model folder by transformers' class, in a process of its own, which can be killed."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SECONDS = 120
 
 
 def inspected(folder: Path, *, reward_model: bool) -> Inspection | None:
-    """The answer of models/folders/inspection.py to a folder without `folder_problems`, kept in this node's cache.
+    """Return the result of models/folders/inspection.py for a folder without `folder_problems`, cached on this node.
 
-    None on a machine without torch, where the job of the base stage is the first to ask. Raises StageError for a folder
-    that this job would refuse.
+    None on a machine without torch, where the base stage's job is the first to inspect it. Raises StageError for a
+    folder that this job would reject.
     """
     if find_spec("torch") is None:
         return None
@@ -41,7 +41,7 @@ def inspected(folder: Path, *, reward_model: bool) -> Inspection | None:
 
 
 def _key(folder: Path, head: Head) -> str:
-    """A digest of all that the answer depends on: the folder's settings and headers, and the code that reads them."""
+    """Return a digest of all inputs of the result: the folder's settings and headers, and the code that reads them."""
     digest = hashlib.sha256(f"{version('transformers')} {version('torch')} {head}".encode())
     for name in ("config.json", GENERATION_CONFIG):
         digest.update((folder / name).read_bytes() if (folder / name).is_file() else b"")

@@ -1,4 +1,4 @@
-"""What a tokenizer or a chat template makes of texts that is perhaps not meant: notes before anything runs."""
+"""Preflight notes on probably unintended results of a tokenizer or a chat template."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _READ_ROWS = 200  # of each dataset are tokenised and written here
 
 
 def reading_notes(use: Use, tokenizer: Tokenizer, rows: list[Located], data_format: Format) -> Iterator[str]:
-    """rows: those of the dataset that could be read."""
+    """rows: the readable ones of the dataset."""
     yield from _special(use, tokenizer, rows, data_format)
     yield from _unknown(use, tokenizer, rows[:_READ_ROWS], data_format)
     yield from _changed(use, tokenizer, rows[:_READ_ROWS])
 
 
 def _special(use: Use, tokenizer: Tokenizer, rows: list[Located], data_format: Format) -> Iterator[str]:
-    """Perhaps somebody has applied a chat template already."""
+    """Yield a note if rows contain special tokens: a chat template may have been applied already."""
     found = [
         (where, tokens) for where, row in rows if (tokens := special_tokens_in(tokenizer, data_format.whole_text(row)))
     ]

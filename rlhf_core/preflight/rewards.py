@@ -1,4 +1,4 @@
-"""Rewards and environments before anything runs: the user's files, the columns that they read."""
+"""Preflight checks of rewards and environments: the user's files, and required columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlhf_core.preflight.samples import Located
 
 
 def judging_functions(nodes: Mapping[str, Draft]) -> list[tuple[str, UserCode]]:
-    """With the setting of each."""
+    """Return the user code of rewards and environments, each with its setting."""
     found: list[tuple[str, UserCode]] = []
     for node in nodes.values():
         for judged in node.config.judges():
@@ -30,7 +30,7 @@ def judging_functions(nodes: Mapping[str, Draft]) -> list[tuple[str, UserCode]]:
 
 
 def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]]) -> list[str]:
-    """samples: rows of each dataset that could be read."""
+    """samples: readable rows of each dataset."""
     problems = []
     for node in nodes.values():
         datasets = {setting.path: setting.names[0] for setting in node.input_settings if setting.names}

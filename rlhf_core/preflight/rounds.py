@@ -1,4 +1,4 @@
-"""What can be seen of a loop's round before it starts: from which model it starts, and whether prompts are left."""
+"""Preflight checks of a loop's round: its initial model, and whether prompts are left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_round(
     rows: Mapping[str, int],
     repository: ArtifactRepository,
 ) -> Iterator[str]:
-    """One sentence about the round. rows: of each dataset whose rows could be counted here, at most.
+    """Return one sentence about the round. rows: maximum rows of each dataset that could be counted.
 
     Raises RecipeError if fewer prompts are left than a round needs.
     """

@@ -1,4 +1,4 @@
-"""What of the datasets of a recipe can be read before anything runs: of each source the beginning."""
+"""Samples of a recipe's datasets: the first rows of each source."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _GENERATING_SECONDS = 0.2
 
 @dataclass
 class Sample:
-    """What of a dataset could be read here before anything runs."""
+    """The readable part of a dataset."""
 
     format: str
     rows: list[Located] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Sample:
 
 
 def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Sample]:
-    """A sample of each of the datasets and of those that they exclude."""
+    """Return a sample of each of the datasets and of those that they exclude."""
     samples = {}
     for name in _with_excluded(recipe, names):
         config = recipe.data[name]
@@ -74,7 +74,7 @@ def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Samp
 
 
 def _drop_excluded(name: str, sample: Sample, samples: Mapping[str, Sample], recipe: Recipe, root: Path) -> None:
-    """Take the rows out of the sample that its job will, as far as the excluded datasets could be read."""
+    """Drop the rows of the sample that its job will, as far as the excluded datasets could be read."""
     config = recipe.data[name]
     excluded = PromptIndex(
         {other: rows_of(recipe, samples, other) for other in config.exclude if is_used_whole(recipe, other)}
@@ -89,7 +89,7 @@ def _drop_excluded(name: str, sample: Sample, samples: Mapping[str, Sample], rec
 
 
 def known_rows(config: DatasetConfig, sample: Sample | None, root: Path) -> int | None:
-    """Rows of the dataset's source, before any are dropped; None where only its job can count them."""
+    """Return the rows of the dataset's source, before any are dropped; None if only its job can count them."""
     rows = None
     match config.source:
         case ReasoningGymSource(tasks=tasks, size=size):
@@ -102,7 +102,7 @@ def known_rows(config: DatasetConfig, sample: Sample | None, root: Path) -> int 
 
 
 def _is_whole(rows: int, files: Sequence[Path]) -> bool:
-    """Whether so many rows are all of the files: of many rows or bytes a sample has the first."""
+    """Whether these rows are all of the files: of many rows or bytes a sample has only the first."""
     if rows >= _ROWS or not all(map(os.path.isfile, files)):
         return False
     decompresses = any(path.suffix in (".gz", ".bz2", ".xz", ".zst", ".zip") for path in files)
@@ -110,8 +110,9 @@ def _is_whole(rows: int, files: Sequence[Path]) -> bool:
 
 
 def _unmixable(config: DatasetConfig, of_sources: Sequence[Sequence[Located]], root: Path) -> str | None:
-    """Why the sources of a mix of files cannot be drawn from; None if they can, or not all of what is left of them is
-    known here."""
+    """Return the reason why the sources of a mix of files cannot be drawn from; None if they can, or if their remaining
+    rows are not all known here.
+    """
     files = [entry.source for entry in config.mix if isinstance(entry.source, FilesSource)]
     paths = [root / path for source in files for path in source.paths]
     is_whole = len(files) == len(config.mix) > 0 and _is_whole(sum(map(len, of_sources)), paths)
@@ -127,7 +128,7 @@ def _unmixable(config: DatasetConfig, of_sources: Sequence[Sequence[Located]], r
 
 
 def is_used_whole(recipe: Recipe, name: str) -> bool:
-    """Whether all rows of a dataset's source are in it: else only its job knows what a model is tested on."""
+    """Whether the dataset contains all rows of its source: else only its job knows the held-out rows."""
     config = recipe.data.get(name)
     return config is not None and not (config.mix or config.exclude) and config.limit is config.share is None
 
@@ -138,7 +139,7 @@ def rows_of(recipe: Recipe, samples: Mapping[str, Sample], name: str) -> Rows:
 
 
 def _with_excluded(recipe: Recipe, names: list[str]) -> list[str]:
-    """`names` and what they exclude, without those that are not there: the graph reports these."""
+    """Return `names` and the datasets they exclude, without unknown ones, which the graph reports."""
     found: list[str] = []
     pending = list(reversed(names))
     while pending:
@@ -162,7 +163,7 @@ def _check_shape(name: str, config: DatasetConfig) -> Iterator[str]:
 
 
 def _check_source(source: Source, config: DatasetConfig, root: Path, sample: Sample) -> list[Located]:
-    """Rows that could be read quickly. Raises RowError or RecipeError for the first problem."""
+    """Return the rows that can be read quickly. Raises RowError or RecipeError for the first problem."""
     bad_row = bad_row_policy(config, sample.bad)
     match source:
         case FilesSource():
@@ -216,7 +217,7 @@ def _path_problem(path: str, root: Path) -> str | None:
 
 
 def _noted(rows: Iterable[Located], columns: set[frozenset[str]]) -> Iterator[Located]:
-    """`rows`, with the columns of each that hold something added to `columns`."""
+    """Yield `rows`, adding the non-empty columns of each to `columns`."""
     for where, raw in rows:
         columns.add(frozenset(name for name, value in raw.items() if value is not None and value != ""))
         yield where, raw

@@ -1,4 +1,4 @@
-"""Secrets in a recipe: it is kept with every result and shown in Prefect, so that nothing secret belongs into it."""
+"""Detection of secrets in a recipe, which is kept with every result and shown in Prefect."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _INSTEAD = "a recipe is kept with every result and shown in Prefect. Put it into
 
 
 def check_secrets(recipe: Recipe) -> list[str]:
-    """A sentence for every setting that holds a credential; none of them repeats it."""
+    """Return a problem for every setting with a credential, without repeating it."""
     return [f"`{key}` {what}: {_INSTEAD}{_how(key)}" for key, what in _found("", recipe.model_dump(mode="json"))]
 
 
 def _found(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The dotted key of each such setting in `value`, and what is wrong with it."""
+    """Yield the dotted key of each such setting in `value`, and the problem."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _found(f"{key}.{name}" if key else str(name), item)

@@ -1,4 +1,4 @@
-"""Reward servers before anything runs: each is asked for the reward of one completion, as the job will ask it."""
+"""Preflight queries of reward servers: each is sent one completion, in the job's form."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def ask_servers(
     samples: Mapping[str, Sample],
     repository: ArtifactRepository | None,
 ) -> list[str]:
-    """A note for each server that cannot be reached: the cluster may, or it may start later.
+    """Return a note for each unreachable server: the cluster may reach it, or it may start later.
 
-    samples: rows of each dataset that could be read. repository: nodes of which it has the result ask no server.
-    Raises RecipeError if a server gives another answer than a reward, or none in its `timeout_seconds`.
+    samples: readable rows of each dataset. repository: nodes whose result it has query no server.
+    Raises RecipeError if a server returns anything but a reward, or nothing within its `timeout_seconds`.
     """
     return ask(graph, repository, lambda node: _questions(node, datasets, samples), _AT_ONCE)
 

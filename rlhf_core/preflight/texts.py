@@ -1,4 +1,4 @@
-"""Templates of judges and reward servers before anything runs: do they end, and have rows what they ask for?"""
+"""Preflight checks of the templates of judges and reward servers: they terminate, and rows have their columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ANY_ROW = {"id": "row", "prompt": [{"role": "user", "content": "question"}]}
 
 
 def check_texts(nodes: Mapping[str, Draft], samples: Mapping[str, list[Located]]) -> Iterator[str]:
-    """Those of rewards and scorers. samples: the rows of each dataset that could be read."""
+    """Check the templates of rewards and scorers. samples: the readable rows of each dataset."""
     for node in nodes.values():
         datasets = {setting.path: setting.names[0] for setting in node.input_settings if setting.names}
         for judged in node.config.judges():
@@ -33,7 +33,7 @@ def check_texts(nodes: Mapping[str, Draft], samples: Mapping[str, list[Located]]
 
 
 def text_problem(template: str, known: list[Located], texts: Mapping[str, str], *, tolerates: bool) -> str | None:
-    """Why the template cannot be written for the rows, which are those that could be read.
+    """Return the reason why the template cannot be rendered for the readable rows; None if it can.
 
     texts: in place of completions; tolerates: it may fail for a row.
     """

@@ -1,4 +1,4 @@
-"""Models of any stage before anything runs: can engines serve them, and can readers and judges read their tokens?"""
+"""Compatibility of each stage with its models: whether engines can serve them, and readers and judges their tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlhf_core.preflight.stages.tokens import same_tokens
 
 
 def check_models(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
-    """models: by node, of those whose base model is at hand."""
+    """models: available base models, by node."""
     for node in nodes.values():
         for problem in _problems(node, nodes, models, root):
             yield f"{node.section}.{problem}"
@@ -44,7 +44,7 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
 
 
 def _dtype(nodes: Mapping[str, Draft], name: str) -> Dtype | None:
-    """Of the model that the node trains, makes or serves; None: not known here."""
+    """Return the dtype of the model that the node trains, makes or serves; None if not known here."""
     node = nodes[name]
     if node.config.model_dtype is not None or "model" not in node.inputs:
         return node.config.model_dtype
@@ -52,7 +52,7 @@ def _dtype(nodes: Mapping[str, Draft], name: str) -> Dtype | None:
 
 
 def _readers(config: StageConfig, node: Draft, models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
-    """Of the models that read the tokens of the stage's own, where their base is at hand."""
+    """Check the available models that read the tokens of the stage's own."""
     for setting, (name, advice) in config.token_readers.items():
         reader = models.get(node.inputs[name])
         same = None if reader is None else same_tokens(reader, models[node.name], root)
@@ -71,7 +71,7 @@ def _judges(
     models: Mapping[str, BaseModel],
     root: Path,
 ) -> Iterator[str]:
-    """tokens: of the longest sequence that is judged."""
+    """tokens: length of the longest judged sequence."""
     policy = models[node.name]
     for judged in config.judges():
         reward = judged.judge

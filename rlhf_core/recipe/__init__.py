@@ -1,1 +1,1 @@
-"""Recipes: YAML and overrides in, one frozen `Recipe` out, or every mistake with its place."""
+"""Recipes: YAML and overrides are parsed into one frozen `Recipe`, or every mistake is reported with its place."""

@@ -1,6 +1,6 @@
-"""A recipe that extends another one of its folder, or a shipped one.
+"""Inheritance of recipes: a recipe extends another one of its folder, or a shipped one.
 
-The settings that it has itself count; all others are those of the other recipe.
+Its own settings override those of the other recipe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHOOSERS = ("stage", "type")  # keys that say what their mapping is
 
 
 def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, list[Path]]:
-    """The values of the file and of those that it extends, and all these files, its own first.
+    """Return the values of the file merged with those it extends, and all these files, its own first.
 
     above: the files that extend it, which it may not extend itself. Raises RecipeError.
     """
@@ -62,8 +62,9 @@ def _find(path: Path, name: Any) -> Path:
 
 
 def merged(base: Any, own: Any) -> Any:
-    """`own` on top of `base`. Mappings are merged key by key, unless they are of another `stage` or `type`; anything
-    else, a list or null too, takes the place of what was there."""
+    """Merge `own` over `base`. Mappings are merged key by key, unless they are of another `stage` or `type`; anything
+    else, a list or null too, is replaced.
+    """
     if not isinstance(base, dict) or not isinstance(own, dict):
         return own
     if any(key in own and own[key] != base.get(key) for key in _CHOOSERS):
@@ -73,8 +74,9 @@ def merged(base: Any, own: Any) -> Any:
 
 
 def _order(base: list[str], own: list[str]) -> list[str]:
-    """The keys of `base`, and each of `own` that is new before the next one of `own` that is not: the order of stages
-    counts."""
+    """Return the keys of `base`, each new key of `own` inserted before the next one of `own` that both have: the order
+    of stages counts.
+    """
     order, place = list(base), len(base)
     for key in reversed(own):
         if key in base:

@@ -1,4 +1,4 @@
-"""The folder that relative paths of a recipe start from, also of one that extends a recipe of another folder."""
+"""The folder of a recipe's relative paths, with those of the recipes that it extends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class RecipeFolder(PosixPath):
-    """`/` finds what the recipe's own folder lacks in those of the recipes that it extends.
+    """A path whose `/` falls back to the folders of the extended recipes for files missing in its own.
 
     So paths stay as they are written, and a stage key is the same in a recipe and in one that extends it.
     """
@@ -26,7 +26,7 @@ class RecipeFolder(PosixPath):
 
 
 def recipe_folder(folders: Sequence[Path]) -> Path:
-    """Of a recipe whose file is in the first of `folders`; the others have the recipes that it extends."""
+    """Return the folder of a recipe, `folders[0]`, with those of the recipes that it extends."""
     own, *others = dict.fromkeys(folder.resolve() for folder in folders)
     if not others:
         return own
@@ -36,5 +36,5 @@ def recipe_folder(folders: Sequence[Path]) -> Path:
 
 
 def folders_of(root: Path) -> tuple[Path, ...]:
-    """All folders in which `root / name` looks."""
+    """Return all folders that `root / name` searches."""
     return (Path(root), *root.others) if isinstance(root, RecipeFolder) else (root,)

@@ -1,4 +1,4 @@
-"""Recipes that are known by name: those of one folder."""
+"""Recipes available by name: the files of one folder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ RECIPES_VARIABLE = "ALIGNMENT_RECIPES"
 
 
 def known_recipes() -> dict[str, Path]:
-    """Recipes that can be given by name: the .yaml files of the folder ALIGNMENT_RECIPES, where it is set."""
+    """Return the recipes available by name: the .yaml files of the folder ALIGNMENT_RECIPES, if it is set."""
     folder = folder_of(RECIPES_VARIABLE)
     return {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.yaml"))}

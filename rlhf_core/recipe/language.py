@@ -1,4 +1,4 @@
-"""The language of recipes as types: which keys may stand where, and of which type their values are."""
+"""The grammar of recipes as types: valid keys at each place, and the types of their values."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Part:
 
 
 def walk(data: Any, location: Sequence[Any]) -> Iterator[Part]:
-    """Each part of a location in `data`.
+    """Yield each part of a location in `data`.
 
-    Only the place tells a tag from a key: `reward_model` is a stage, and a tag below `rl.ppo.rewards.*`.
+    Only the place distinguishes a tag from a key: `reward_model` is a stage, and a tag below `rl.ppo.rewards.*`.
     """
     here: list[Any] = [Recipe]
     tagged: list[type[Config]] = []
@@ -45,7 +45,7 @@ def walk(data: Any, location: Sequence[Any]) -> Iterator[Part]:
 
 
 def with_nulls(value: Any, types: Sequence[Any] = (Recipe,)) -> Any:
-    """`value`, of one of `types`, with null for the words by which people mean it, where null may stand."""
+    """Replace words that mean null by null in `value`, of one of `types`, where null is valid."""
     if isinstance(value, str):
         return None if value in NULL_WORDS and any(map(_may_be_null, types)) else value
     if isinstance(value, list):
@@ -61,13 +61,13 @@ def with_nulls(value: Any, types: Sequence[Any] = (Recipe,)) -> Any:
 
 
 def keys_of(config: type[Config]) -> list[str]:
-    """The keys that a mapping of this class may have, as far as they are known beforehand."""
+    """Return the keys of a mapping of this class that are known in advance."""
     blocks = config.block_names() if issubclass(config, KeyedConfig) else ()
     return list(dict.fromkeys([*config.model_fields, *blocks]))
 
 
 def configs_of(annotations: Sequence[Any]) -> Iterator[type[Config]]:
-    """The config classes that values of these types may be, not those inside of them."""
+    """Yield the config classes of values of these types, without nested ones."""
     for annotation in annotations:
         yield from config_classes(annotation)
 
@@ -99,7 +99,7 @@ def _item(data: Any, part: Any) -> Any:
 
 
 def _below(annotation: Any, part: Any, raw: Any) -> Iterator[Any]:
-    """The types that the item `part`, written as `raw`, may have in a value of the type `annotation`."""
+    """Yield the types of the item `part`, written as `raw`, in a value of the type `annotation`."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         for config in config_classes(annotation):
             if part in config.model_fields:

@@ -1,4 +1,4 @@
-"""YAML file, then `key=value` overrides, then one frozen recipe; every mistake is one clear sentence."""
+"""Load a recipe: YAML file, then `key=value` overrides, then one frozen `Recipe`; every mistake is one sentence."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ class LoadedRecipe:
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """The recipe `name_or_path` (a key of `known_recipes`, or a file) with `key.key=value` overrides applied in order.
+    """Load the recipe `name_or_path` (a key of `known_recipes`, or a file) with `key.key=value` overrides applied in
+    order.
 
-    Raises RecipeError with a sentence a line: each says where it was written, the key, what is wrong, what may stand.
+    Raises RecipeError with a sentence per line: each names the place, the key, the problem, and valid values.
     """
     path = _find(name_or_path)
     data, files = read_recipe(path)
@@ -69,7 +70,7 @@ def _find(name_or_path: str) -> Path:
 
 
 def _apply_override(data: dict[str, Any], override: str) -> Override:
-    """Change `data`. Returns what was changed."""
+    """Apply the override to `data` in place and return it."""
     key, equals, value = override.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
     said = f"override `{one_line(override)}`"
@@ -122,12 +123,14 @@ def _validate(data: dict[str, Any], places: Places) -> Recipe:
 
 
 def _follows_from_another(problem: Any) -> bool:
-    """pydantic does not count the entries that are wrong, and then finds a list or mapping too short."""
+    """Whether the problem results from another one: pydantic does not count invalid entries, and then reports a list or
+    mapping as too short.
+    """
     return problem["type"] == "too_short" and bool(len(problem["input"]) >= problem["ctx"]["min_length"])
 
 
 def _problems_of_stages(data: dict[str, Any], error: ValidationError) -> Iterator[Any]:
-    """Those that pydantic has not looked for, because a key that is no stage is wrong already."""
+    """Yield the problems of stages that pydantic did not validate because another key is no stage."""
     stages = [key for key in data if key not in Recipe.model_fields]
     if any(problem["loc"][:1] and problem["loc"][0] in stages for problem in error.errors()):
         return

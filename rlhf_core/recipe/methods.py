@@ -1,4 +1,4 @@
-"""Names of training methods, as papers and other frameworks have them, and how a recipe writes each."""
+"""Names of training methods in papers and other frameworks, and their spelling in a recipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STAGES = {
 
 
 def method_hint(name: str) -> str:
-    """A sentence with the lines that a recipe has for the method `name`; empty if there is no such method."""
+    """Return a sentence with the recipe lines for the method `name`; empty if there is no such method."""
     plain = name.lower().replace("-", "_")
     loss = _LOSSES.get(plain, plain)
     if loss in PREFERENCE_LOSSES:

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a recipe, in our words: which key, what stands there, what may."""
+"""pydantic's problems with a recipe as sentences: the key, its value, and valid values."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LONGEST_SHOWN = 60
 
 
 def dotted(parts: Sequence[Part]) -> str:
-    """The key as a person writes it: pydantic puts the tag of a union (`files`, `scratch`) into the location too."""
+    """Return the key as a user writes it: pydantic adds the tag of a union (`files`, `scratch`) to the location."""
     keys = [str(part.key) for part in parts if not part.tag]
     return ".".join(keys) if keys else "the recipe"
 
 
 def sentence(data: Mapping[str, Any], problem: Mapping[str, Any]) -> tuple[list[Any], str]:
-    """Where in `data` the problem is, and what it is."""
+    """Return the location of the problem in `data`, and its description."""
     parts = list(walk(data, [part for part in problem["loc"] if part != "[key]"]))  # of a mapping: the key is wrong
     place, context, value = dotted(parts), problem.get("ctx", {}), problem["input"]
     location = [part.key for part in parts if not part.tag]
@@ -57,7 +57,7 @@ def sentence(data: Mapping[str, Any], problem: Mapping[str, Any]) -> tuple[list[
 
 
 def shown(value: Any) -> str:
-    """A value as a recipe has it, shortened."""
+    """Return a value as written in a recipe, shortened."""
     if isinstance(value, str):
         return f"'{_short(value)}'"
     if isinstance(value, bool):
@@ -97,8 +97,9 @@ def _unknown_key(parts: list[Part]) -> str:
 
 
 def _inside(wrong: Part) -> str:
-    """The key of a mapping beside it, as in `optimizer.learning_rate`, of the same name; empty if there is none, or
-    several."""
+    """Return the key of the same name in a mapping next to it, such as `optimizer.learning_rate`; empty if there is
+    none, or several.
+    """
     found = [
         f"{name}.{wrong.key}"
         for config in configs_of(wrong.siblings)
@@ -110,7 +111,7 @@ def _inside(wrong: Part) -> str:
 
 
 def _meaning(parts: Sequence[Part]) -> str:
-    """What the setting means that `parts` lead to."""
+    """Return the description of the setting at the end of `parts`."""
     key = str(parts[-1].key) if parts else ""
     for config in configs_of(parts[-1].siblings if parts else []):
         if key in config.model_fields:
@@ -125,7 +126,7 @@ def _may_be_left_out(parts: Sequence[Part]) -> bool:
 
 
 def _kinds(parts: Sequence[Part]) -> list[str]:
-    """The values of `type` that choose among the classes which may stand there."""
+    """Return the valid values of `type` at this place."""
     found = [kind for config in configs_of(parts[-1].below) for kind in _tags(config)]
     return list(dict.fromkeys(found))
 
@@ -173,7 +174,7 @@ def _expected(kind: str, problem: Mapping[str, Any], parts: Sequence[Part]) -> s
 
 
 def _hint(kind: str, value: Any, parts: Sequence[Part]) -> str:
-    """How to write what was probably meant."""
+    """Return the probably intended spelling."""
     if isinstance(value, str) and is_hub_name(value) and parts and "hub" in _kinds(parts):
         return f": write {{type: hub, repository: {value}}}"
     if kind.startswith(("int_", "float_")):

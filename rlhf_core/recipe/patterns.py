@@ -1,6 +1,6 @@
-"""Folders and patterns among a recipe's data files, replaced by the files that they stand for.
+"""Expansion of folders and patterns in a recipe's data files.
 
-So a stage's key, its spec and its job know the files one by one: one more file in the folder is another dataset.
+So a stage's key, its spec and its job list each file: one more file in the folder is another dataset.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MAX_FILES = 10_000
 
 
 def with_files(recipe: Recipe, root: Path) -> Recipe:
-    """`recipe`, its data files named one by one, those of each folder and pattern sorted by name.
+    """Return `recipe` with its data files listed one by one, those of each folder and pattern sorted by name.
 
-    root: the recipe's folder. What stands for no file is left as it is, for the check of the data to tell.
-    Raises RecipeError for what stands for more than 10,000 files.
+    root: the recipe's folder. Paths without a match are kept and reported by the check of the data.
+    Raises RecipeError for one with more than 10,000 files.
     """
     return recipe.model_copy(
         update={"data": {name: _dataset(name, config, root) for name, config in recipe.data.items()}}
@@ -51,7 +51,7 @@ def _source(section: str, source: Source, root: Path) -> Source:
 
 
 def _files(section: str, path: str, root: Path) -> list[str]:
-    """The files that `path` stands for; `path` itself where it is one, or stands for none."""
+    """Return the files that match `path`; `path` itself if it is a file, or matches none."""
     if "://" in path or not path:
         return [path]
     try:

@@ -1,4 +1,4 @@
-"""Where a recipe says something: the line of its file, or the override on the command line."""
+"""Source positions of a recipe's values: the line of a file, or the override on the command line."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class Places:
     overrides: Sequence[Override] = ()
 
     def of(self, location: Sequence[Any]) -> str:
-        """Where the value at `location`, a path of keys and indices, was written, or what is nearest above it; of a
-        value that overrides have changed inside, these too."""
+        """Return the source position of the value at `location`, a path of keys and indices, or of its nearest parent;
+        of a value changed inside by overrides, these too.
+        """
         found = [(file, _lines(root, location)) for file, root in self._roots.items()]
         file, lines = max(found, key=lambda item: len(item[1]))  # of equals the first
         for keys, text in reversed(self.overrides):
@@ -37,19 +38,19 @@ class Places:
 
     @cached_property
     def _roots(self) -> dict[Path, Node | None]:
-        """Of files that have been read already."""
+        """Parsed YAML trees of the files read so far."""
         yaml = YAML(typ="safe", pure=True)
         return {file: yaml.compose(file.read_text(encoding="utf-8-sig")) for file in self.files}
 
 
 def _common(keys: Sequence[str], location: Sequence[Any]) -> int:
-    """How many parts the two begin with alike."""
+    """Return the length of the common prefix of both."""
     alike = [key == str(part) for key, part in zip(keys, location, strict=False)]
     return [*alike, False].index(False)
 
 
 def _lines(node: Node | None, location: Sequence[Any]) -> list[int]:
-    """The line of each part of the location, as far as there are such."""
+    """Return the line of each part of the location that exists."""
     lines = []
     for part in location:
         found = _item(node, part) if node is not None else None
@@ -61,7 +62,7 @@ def _lines(node: Node | None, location: Sequence[Any]) -> list[int]:
 
 
 def _item(node: Node, part: Any) -> tuple[int, Node] | None:
-    """The line where the item `part` of `node` begins, and the item."""
+    """Return the first line of the item `part` of `node`, and the item."""
     if isinstance(node, SequenceNode):
         inside = isinstance(part, int) and part < len(node.value)
         return (node.value[part].start_mark.line + 1, node.value[part]) if inside else None

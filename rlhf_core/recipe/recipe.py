@@ -47,28 +47,28 @@ def _no_stage(merge: Any) -> Any:
 
 
 class Recipe(KeyedConfig):
-    """Every further key is a stage: its name, which says which stage it is unless it has a key `stage`."""
+    """Every further key is a stage: its name, which is also its type unless it has a key `stage`."""
 
     name: Annotated[str, AfterValidator(_recipe_name)] = Field(description="lower-case letters, digits, `_`, `.`, `-`")
-    description: str = Field(default="", description="one line for people")
+    description: str = Field(default="", description="one-line description")
     seed: Seed = Field(
         default=0,
-        description="of all random numbers, in stages without a `seed` of their own; only stages that draw some "
-        "have it in their key",
+        description="seed of all random numbers, in stages without a `seed` of their own; only stages that draw "
+        "random numbers have it in their key",
     )
     data: dict[Annotated[str, AfterValidator(_dataset_name)], DatasetConfig] = Field(
         min_length=1, description="datasets by name"
     )
     merge: Annotated[bool | None, BeforeValidator(_no_stage)] = Field(
-        default=True, description="merge each adapter that a stage trains; false or null: only where a stage reads it"
+        default=True, description="merge each trained adapter; false or null: only if a stage reads it"
     )
-    loop: LoopConfig | None = Field(default=None, description="run the recipe in rounds; none: it is one run")
-    report: ReportConfig | None = Field(default=ReportConfig(), description="one HTML page about the run")
-    tracking: TrackingConfig = operational(TrackingConfig, description="where metrics go besides metrics.jsonl")
+    loop: LoopConfig | None = Field(default=None, description="run the recipe in rounds; none: a single run")
+    report: ReportConfig | None = Field(default=ReportConfig(), description="settings of the HTML report")
+    tracking: TrackingConfig = operational(TrackingConfig, description="trackers besides metrics.jsonl")
 
     @classmethod
     def block_class(cls, key: str, raw: Any) -> type[Config] | None:
-        """Raises ValueError for a stage that there is not, or that is written elsewhere."""
+        """Raises ValueError for an unknown stage, or for one that is set elsewhere."""
         given = raw.get("stage") if isinstance(raw, Mapping) else None
         if given is None:
             return STAGES[key].config if key in cls.block_names() else None
@@ -94,13 +94,14 @@ class Recipe(KeyedConfig):
 
     @classmethod
     def block_names(cls) -> list[str]:
-        """The stages that a recipe names by a key of their own; datasets are in `data`, with their overlap, the report
-        is one, and so are the parts of a loop."""
+        """The stages with a key of their own; datasets are in `data`, with their overlap, the report is a field, and so
+        are the parts of a loop.
+        """
         return [name for name in STAGES if name not in ("dataset", "overlap", "report", "round_prompts", "round")]
 
     @property
     def stages(self) -> Mapping[str, NamedStageConfig]:
-        """The stages by name, in the order in which they are made."""
+        """The stages by name, in order."""
         return self.blocks
 
 

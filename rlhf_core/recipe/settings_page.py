@@ -1,7 +1,7 @@
-"""Print the settings of recipes as markdown tables, read from the config classes.
+"""Print the settings of recipes as markdown tables, generated from the config classes.
 
-Usage: `python -m rlhf_core.recipe.settings_page [FILE]`. With a FILE, such as docs/settings.md, the part of it between
-the two marks is replaced.
+Usage: `python -m rlhf_core.recipe.settings_page [FILE]`. With a FILE, such as docs/settings.md, its part between the
+two marks is replaced.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ END = "<!-- until here -->"
 
 
 def reference() -> str:
-    """One table for each mapping that a recipe can hold, the recipe itself first, each mapping once."""
+    """Return one table for each mapping in a recipe, the recipe itself first, each mapping once."""
     return "\n\n".join(_table(config, list(places), any(places.values())) for config, places in _places().items())
 
 
 def rewrite(text: str) -> str:
-    """`text` with the reference between its marks. Raises ValueError if it lacks them."""
+    """Replace the reference between the marks of `text`. Raises ValueError if it lacks them."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -36,7 +36,7 @@ def rewrite(text: str) -> str:
 
 
 def undescribed() -> list[str]:
-    """Settings that do not say what they mean."""
+    """Return the settings without a description."""
     return [
         f"{config.__name__}.{name}"
         for config in _places()
@@ -46,7 +46,7 @@ def undescribed() -> list[str]:
 
 
 def _places() -> dict[type[Config], dict[str, bool]]:
-    """Each config class, where in a recipe it stands, and whether it is part of a stage key there."""
+    """Return the places of each config class in a recipe, and whether it is part of a stage key there."""
     places: dict[type[Config], dict[str, bool]] = {Recipe: {"": True}}
     pending: list[tuple[type[Config], str, bool]] = [(Recipe, "", True)]
     while pending:
@@ -61,7 +61,7 @@ def _places() -> dict[type[Config], dict[str, bool]]:
 
 
 def _settings(config: type[Config]) -> Iterator[tuple[str, Any, bool]]:
-    """Name, type, and whether it is part of a key, of each field and block."""
+    """Yield name, type, and whether it is part of a key, of each field and block."""
     for name, field in config.model_fields.items():
         yield name, field.annotation, not is_operational(config, name)
     for name, block in _blocks(config).items():
@@ -136,7 +136,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _value(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """What may be written there, from the JSON schema of a field."""
+    """Return the valid values of a field, from its JSON schema."""
     if "$ref" in schema or "properties" in schema:
         name = schema["$ref"].rpartition("/")[2] if "$ref" in schema else schema["title"]
         return f"[{name}](#{name.lower()})"

@@ -1,4 +1,4 @@
-"""YAML text as the values of JSON: text, finite numbers, true/false, null, lists, and mappings whose keys are text.
+"""YAML text parsed into JSON values: text, finite numbers, true/false, null, lists, and mappings with text keys.
 
 YAML 1.2 is read: 1e-4 is a number, `no` is a word. A date stays text. Every mistake is a YAMLTextError.
 """
@@ -47,11 +47,11 @@ _MEANINGS = {
 
 
 class YAMLTextError(ValueError):
-    """The text says what is wrong, and in which line."""
+    """The text names the problem and its line."""
 
 
 def read_yaml_file(path: Path) -> Any:
-    """The values of the YAML file. Raises YAMLTextError, also for a file that cannot be read."""
+    """Return the values of the YAML file. Raises YAMLTextError, also for a file that cannot be read."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -67,7 +67,7 @@ def read_yaml_file(path: Path) -> Any:
 
 
 def read_yaml(text: str) -> Any:
-    """The values of one YAML document; None if it is empty. Raises YAMLTextError."""
+    """Return the values of one YAML document; None if it is empty. Raises YAMLTextError."""
     if directive := _DIRECTIVE.match(text):
         raise YAMLTextError(f"the directive `{shortened(directive[1], 40)}` is not read: recipes are YAML 1.2")
     yaml = YAML(typ="safe", pure=True)
@@ -105,7 +105,7 @@ def _explained(reason: str) -> str:
 
 
 class _Constructor(SafeConstructor):
-    """ruamel's finds no key that occurs twice beside `<<`, and copies without a bound what `<<` repeats."""
+    """Rejects duplicate keys beside `<<` and bounds copies of `<<`, which ruamel's constructor does not."""
 
     _merged = 0
 
@@ -134,7 +134,7 @@ _Constructor.add_constructor(f"{_TAG}timestamp", SafeConstructor.construct_yaml_
 
 
 def _plain(document: Any) -> Any:
-    """Its values through JSON, which gives each place its own copy of what aliases share."""
+    """Convert to plain values through JSON, which copies what aliases share."""
     parts: list[str] = []
     size = 0
     try:

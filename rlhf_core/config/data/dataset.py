@@ -46,8 +46,8 @@ class FilesSource(Config):
     )
     streaming: bool = Field(
         default=False,
-        description="read rows as they come, without a copy of the files, until `limit` of them are kept, which "
-        "`shuffle` shuffles",
+        description="stream rows, without a copy of the files, until `limit` of them are kept, which `shuffle` "
+        "shuffles",
     )
 
     def named_files(self) -> Iterator[str]:
@@ -57,15 +57,15 @@ class FilesSource(Config):
 class HubSource(Config):
     type: Literal["hub"]
     repository: Repository = Field(description="`owner/name` of a data set on the Hugging Face hub")
-    subset: NonEmpty | None = Field(default=None, description="the data set's configuration, where it has several")
-    split: NonEmpty = Field(default="train", description="which of its splits")
+    subset: NonEmpty | None = Field(default=None, description="the data set's configuration, if it has several")
+    split: NonEmpty = Field(default="train", description="split of the data set")
     revision: Revision = Field(
         default="main", description="a commit, or a branch or tag, whose commit is part of the key"
     )
     streaming: bool = Field(
         default=False,
-        description="read rows as they come, without a copy of the data set, until `limit` of them are kept, which "
-        "`shuffle` shuffles",
+        description="stream rows, without a copy of the data set, until `limit` of them are kept, which `shuffle` "
+        "shuffles",
     )
 
     @property
@@ -78,7 +78,7 @@ class ReasoningGymSource(Config):
 
     type: Literal["reasoning_gym"]
     tasks: dict[str, dict[str, Any]] = Field(min_length=1, description="task name -> its generator's options")
-    size: Rows = Field(description="rows of each task")
+    size: Rows = Field(description="number of rows per task")
     seed: LongSeed = Field(description="keep the seeds of training and held-out data 10 million apart")
 
 
@@ -87,7 +87,7 @@ class FunctionSource(UserFile):
 
     type: Literal["function"]
     path: NonEmpty = Field(description="a Python file; a relative path starts at the recipe's folder")
-    function: NonEmpty = Field(description="its name in the file")
+    function: NonEmpty = Field(description="its name in the Python file")
     options: dict[str, Any] = Field(default={}, description="the function's arguments")
 
 
@@ -95,8 +95,8 @@ Source = Annotated[FilesSource | HubSource | ReasoningGymSource | FunctionSource
 
 
 class WeightedSource(Config):
-    source: Source = Field(description="where its rows come from")
-    weight: Weight = Field(default=1.0, description="its share of the mix, relative to the others")
+    source: Source = Field(description="source of its rows")
+    weight: Weight = Field(default=1.0, description="share of the mix, relative to the others")
 
 
 class ImagesConfig(Config):
@@ -104,12 +104,18 @@ class ImagesConfig(Config):
 
     folder: NonEmpty | None = Field(
         default=None,
-        description="the folder with the image files that rows name, by paths in it; it may be an fsspec URL of a "
-        "folder without folders; none: rows bring their images themselves",
+        description="folder of the image files, whose relative paths are in the rows; it may be an fsspec URL of a "
+        "folder without subfolders; none: rows contain their images",
     )
-    max_per_row: ImagesOfRow = Field(default=8, description="a row with more is a bad row")
-    max_bytes: ImageBytes = Field(default=20_000_000, description="a larger file is a bad row")
-    max_pixels: ImagePixels = Field(default=40_000_000, description="an image of more pixels is a bad row")
+    max_per_row: ImagesOfRow = Field(
+        default=8, description="maximum number of images in a row; a row with more is a bad row"
+    )
+    max_bytes: ImageBytes = Field(
+        default=20_000_000, description="maximum size of a file; a row with a larger one is a bad row"
+    )
+    max_pixels: ImagePixels = Field(
+        default=40_000_000, description="maximum number of pixels of an image; a row with a larger one is a bad row"
+    )
 
     def named_folders(self) -> Iterator[NamedFolder]:
         if self.folder is not None:
@@ -118,54 +124,54 @@ class ImagesConfig(Config):
 
 class DatasetConfig(SeededConfig):
     format: Annotated[str, AfterValidator(known_format)] = Field(
-        description="what a row means, see Rows", json_schema_extra={"enum": [*FORMATS]}
+        description="format of the rows, see Rows", json_schema_extra={"enum": [*FORMATS]}
     )
-    source: Source | None = Field(default=None, description="where the rows come from")
+    source: Source | None = Field(default=None, description="source of the rows")
     mix: tuple[WeightedSource, ...] = Field(
         default=(), description="several sources, drawn by weight, instead of `source`"
     )
     stop: StoppingRule = Field(
         default="first_exhausted",
-        description="when a mix ends: once one source has given all its rows, or once every one has, those that end "
-        "earlier beginning again",
+        description="end of a mix: when the first source is exhausted, or when all are, with those that end earlier "
+        "restarting",
     )
     columns: dict[str, str] = Field(default={}, description="canonical column -> the source's column")
     images: ImagesConfig = since_default(
-        ImagesConfig(), description="of rows of `conversations`, `prompts` and `preferences`"
+        ImagesConfig(), description="images of rows of the formats `conversations`, `prompts` and `preferences`"
     )
-    limit: Rows | None = Field(default=None, description="rows at most; none: all")
+    limit: Rows | None = Field(default=None, description="maximum number of rows; none: all")
     share: PositiveShare | None = Field(
-        default=None, description="of its rows, as `limit` takes them; with `exclude` another dataset has the rest"
+        default=None,
+        description="share of the rows, chosen as by `limit`; another dataset with `exclude` gets the rest",
     )
     exclude: Annotated[tuple[str, ...], Reads("dataset")] = Field(
-        default=(), description="datasets whose prompts must not occur here: drop such rows"
+        default=(), description="datasets whose prompts must not occur here; rows with them are dropped"
     )
     on_overlap: OnOverlap = operational(
-        "error",
-        description="of a row that is trained on and has a prompt that the recipe validates or evaluates on",
+        "error", description="treatment of training rows with a prompt that the recipe validates or evaluates on"
     )
     on_bad_row: BadRowPolicy = Field(
         default="error",
-        description="of a row that cannot be read, lacks what its format needs, or that the chat template of the stage "
-        "that reads it cannot write",
+        description="treatment of rows that cannot be read, lack a field of their format, or cannot be rendered by "
+        "the chat template of the stage that reads them",
     )
     on_long_row: LongRowPolicy = Field(
         default="error",
-        description="of a row that is longer than the stage that reads it allows; `truncate`: cut at the end, not for "
-        "prompts; pre-training splits its documents unless this says `drop` or `truncate`",
+        description="treatment of rows longer than the maximum of the stage that reads them; `truncate`: cut at the "
+        "end, not for prompts; pre-training splits its documents unless this is `drop` or `truncate`",
     )
-    drop_duplicates: bool = Field(default=True, description="drop a row that repeats an earlier one")
+    drop_duplicates: bool = Field(default=True, description="drop rows that repeat an earlier one")
     near_duplicates: Literal["count", "drop", "off"] = Field(
         default="count",
-        description="of a row that is nearly an earlier one, or asks nearly a prompt that is excluded",
+        description="treatment of near-duplicates of earlier rows, and of rows with nearly an excluded prompt",
     )
     near_duplicate_threshold: Similarity = Field(
         default=0.8,
-        description="similarity of near-duplicates, at least: the share of all sequences of five words in common",
+        description="minimum similarity of near-duplicates: the share of all sequences of five words in common",
     )
-    shuffle: bool = Field(default=True, description="put the rows into a random order made from the seed")
+    shuffle: bool = Field(default=True, description="shuffle the rows by the seed")
 
-    processes: Processes = operational(1, description="that check its rows; the job reserves as many CPUs")
+    processes: Processes = operational(1, description="processes that check its rows; the job reserves as many CPUs")
 
     @property
     def makes(self) -> Role:
@@ -224,5 +230,5 @@ class DatasetConfig(SeededConfig):
 class OverlapConfig(StageConfig):
     """A comparison with held-out data that the pipeline adds to each training dataset, before anything trains on it."""
 
-    dataset: Annotated[str, Reads("dataset")] = Field(description="that is trained on")
-    held_out: Annotated[tuple[str, ...], Reads("dataset")] = Field(description="that are validated or evaluated on")
+    dataset: Annotated[str, Reads("dataset")] = Field(description="training dataset")
+    held_out: Annotated[tuple[str, ...], Reads("dataset")] = Field(description="validation and evaluation datasets")

@@ -40,10 +40,10 @@ def of_each(count: int, cpus: float, gpus: float) -> Reservation:
 class Placement(Config):
     """Resources that Ray reserves for one group of workers. `threads` 0: as many as the reserved CPUs."""
 
-    workers: Processes = Field(default=1, description="processes")
+    workers: Processes = Field(default=1, description="number of worker processes")
     cpus_per_worker: CPUs = Field(default=1.0, description="CPUs that Ray reserves")
     gpus_per_worker: WorkerGPUs = Field(default=0.0, description="GPUs that Ray reserves")
-    threads: Threads = Field(default=0, description="of torch in each worker; 0: as many as the reserved CPUs")
+    threads: Threads = Field(default=0, description="torch threads of each worker; 0: as many as the reserved CPUs")
 
     @model_validator(mode="after")
     def _gpus_are_their_own(self) -> Placement:

@@ -43,7 +43,7 @@ class SamplingConfig(Config):
         description="sample from tokens with this share of the most likely token's probability or more; not in RL's "
         "rollouts",
     )
-    max_tokens: Tokens = Field(description="longest completion, in tokens")
+    max_tokens: Tokens = Field(description="maximum length of a completion, in tokens")
 
     @model_validator(mode="after")
     def _temperature_is_served(self) -> SamplingConfig:
@@ -79,43 +79,44 @@ def require_different(samples: int, sampling: SamplingConfig) -> None:
 class RolloutEngineConfig(Config):
     """vLLM engines. `max_length` bounds prompt plus completion."""
 
-    max_length: Tokens = Field(description="prompt and completion together, in tokens")
-    engines: Processes = operational(1, description="engines, each with a copy of the model")
+    max_length: Tokens = Field(description="maximum length of prompt and completion together, in tokens")
+    engines: Processes = operational(1, description="number of engines, each with a copy of the model")
     tensor_parallel_size: Parallel = operational(1, description="GPUs that share each layer of one engine")
     pipeline_parallel_size: Parallel = operational(1, description="GPUs that share the layers of one engine")
     memory_share: PositiveShare = operational(
         0.9,
-        description="of each GPU's memory, for weights and key-value cache; under rl.hybrid while the engine is awake",
+        description="share of each GPU's memory for weights and key-value cache; under rl.hybrid while the engine is "
+        "awake",
     )
     cpu_cache_gib: GiB = operational(
         1.0,
-        description="largest key-value cache of an engine on CPU, GiB; where `max_sequences` of `max_length` tokens "
-        "need less, it has that",
+        description="maximum key-value cache of an engine on CPU, GiB; smaller if `max_sequences` of `max_length` "
+        "tokens need less",
     )
     skip_special_tokens: bool = Field(
         default=False,
-        description="leave special tokens out of the text of completions, which rewards, environments and derived "
-        "datasets get; the token that ends a completion is never part of it",
+        description="omit special tokens from the text of completions, which rewards, environments and derived "
+        "datasets read; the token that ends a completion is never part of it",
     )
     max_images: ImagesOfRow = operational(
-        8, description="images of one sequence, at most; for a model that reads images"
+        8, description="maximum number of images in a sequence; for models that read images"
     )
-    max_sequences: Sequences = operational(256, description="sequences decoded at once")
+    max_sequences: Sequences = operational(256, description="maximum number of sequences decoded at once")
     repeatable: bool = since_default(
         True,
-        description="sample the same again, to the bit, in a run that resumes or is repeated: in every turn all "
-        "episodes wait for the slowest; false: none waits for another",
+        description="sample the same bits in a run that resumes or is repeated: in every turn all episodes wait for "
+        "the slowest; false: none waits for another",
     )
-    prefix_caching: bool = operational(True, description="compute the common beginning of prompts once")
+    prefix_caching: bool = operational(True, description="cache and reuse the common prefix of prompts")
     serve_adapter: Literal["merged", "adapter"] | None = operational(
         None,
-        description="with LoRA: publish the weights with the adapter merged into them, or the adapter alone; none: "
-        "merged on CPU, where an engine is ten times slower with an adapter, and the adapter on GPUs",
+        description="with LoRA: publish merged weights, or only the adapter; none: merged on CPU, where an engine is "
+        "ten times slower with an adapter, and the adapter on GPUs",
     )
     read_back_every: Publishes = operational(
         8,
-        description="publishes of which one is read back whole; of the others 64 columns of each weight that the "
-        "engine has packed, sampled again each time (only engines on CPU pack weights)",
+        description="interval, in publishes, of a complete read-back; the others read back 64 columns of each weight "
+        "that the engine has packed, sampled again each time (only engines on CPU pack weights)",
     )
     compiled: bool = operational(False, description="compile and capture graphs; slower start, faster decoding")
     cpus_per_engine: CPUs = operational(1.0, description="CPUs that Ray reserves")

@@ -17,36 +17,32 @@ _TOKENS_ON_CPU = 2048  # more take memory, and were slower where it was measured
 
 
 class EngineConfig(Config):
-    """DeepSpeed and transformers settings of one model. Precision and attention change results; sharding only rounding.
-    """
+    """Settings of DeepSpeed and transformers for a model. Precision and attention change results, sharding rounding."""
 
-    dtype: Dtype = Field(default="bfloat16", description="of weights and activations; master weights are float32")
+    dtype: Dtype = Field(default="bfloat16", description="dtype of weights and activations; master weights are float32")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
-        default="sdpa", description="implementation; the last one needs a GPU"
+        default="sdpa", description="attention implementation; the last one needs a GPU"
     )
     zero_stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(no_bool)] = Field(
-        default=2, description="what DeepSpeed shards over the workers: 1 optimizer, 2 gradients too, 3 weights too"
+        default=2, description="DeepSpeed's sharding over the workers: 1 optimizer, 2 also gradients, 3 also weights"
     )
     offload_optimizer: bool = operational(
         False, description="keep the optimizer's state in main memory; needs a zero_stage of 1, 2 or 3"
     )
     offload_parameters: bool = operational(
-        False, description="keep the weights in main memory too, except the layer at work; needs zero_stage 3"
+        False, description="keep the weights in main memory too, except those of the current layer; needs zero_stage 3"
     )
     gradient_checkpointing: GradientCheckpointing = operational(
         False,
-        description="compute activations twice instead of keeping them; selective: but for the results of matrix "
-        "products and attention, which take half of the memory and most of the time (needs a zero_stage below 3)",
+        description="recompute activations instead of keeping them; selective: except the results of matrix products "
+        "and attention, which take half of the memory and most of the time (needs a zero_stage below 3)",
     )
     compiled: bool = Field(
         default=False,
-        description="compile the model's layers by torch: steps are faster, the first ones minutes longer; it changes "
+        description="compile the model's layers with torch: faster steps, the first ones minutes longer; changes "
         "rounding, and needs a zero_stage below 3",
     )
-    freeze_vision: bool = since_default(
-        False,
-        description="of a model that reads images: train all but its vision encoder, which stays as it is",
-    )
+    freeze_vision: bool = since_default(False, description="freeze the vision encoder of a model that reads images")
     tokens_per_micro_batch: MicroBatchTokens | None = operational(
         None, description=f"packed tokens of one forward; none: {_TOKENS_ON_GPU} on GPUs, {_TOKENS_ON_CPU} on CPUs"
     )

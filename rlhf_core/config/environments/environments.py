@@ -74,7 +74,7 @@ class EnvironmentConfig(AnyEnvironment):
 
     family: ClassVar[str] = "environment"
 
-    max_turns: Turns = Field(default=4, description="replies of an episode at most")
+    max_turns: Turns = Field(default=4, description="maximum number of replies in an episode")
 
     @property
     def row_columns(self) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ class ToleratesFailures(Config):
 
     tolerated_failures: PartialShare = Field(
         default=0.0,
-        description="share of a step's episodes that may fail; their prompts are left out of the step, and counted",
+        description="share of a step's episodes that may fail; their prompts are dropped from the step and counted",
     )
 
 
@@ -131,8 +131,8 @@ class TimedEpisodes(EnvironmentConfig):
 
     episode_seconds: Seconds | None = operational(
         None,
-        description="that the environment may take in all turns of an episode together, without the policy's replies; "
-        "more is a failure; none: what each turn may take",
+        description="time limit of the environment for all turns of an episode together, without the policy's "
+        "replies; beyond it the episode fails; none: only the limit of each turn",
     )
 
 
@@ -140,7 +140,7 @@ class EpisodeProcesses(EnvironmentConfig):
     """An environment with a process per episode."""
 
     parallel_episodes: Sequences = operational(
-        256, description="episodes that are played at a time, each in a process of its own"
+        256, description="number of concurrent episodes, each in a process of its own"
     )
 
 
@@ -148,9 +148,7 @@ class SingleTurn(EnvironmentConfig):
     """One reply to the row's prompt, scored by the rewards only."""
 
     type: Literal["single_turn"] = "single_turn"
-    max_turns: Annotated[Literal[1], BeforeValidator(no_bool)] = Field(
-        default=1, description="the reply is the episode"
-    )
+    max_turns: Annotated[Literal[1], BeforeValidator(no_bool)] = Field(default=1, description="episodes of one reply")
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -167,7 +165,7 @@ class Retry(EnvironmentConfig):
     pattern: AnswerPattern | None = Field(
         default=None, description="regular expression whose group 1 is the answer; none: the whole reply"
     )
-    feedback: Visible = Field(default="That is wrong. Try again.", description="what the user says to a wrong reply")
+    feedback: Visible = Field(default="That is wrong. Try again.", description="the user's message after a wrong reply")
 
     @property
     def row_columns(self) -> tuple[str, ...]:
@@ -183,12 +181,10 @@ class CodeEnvironment(EpisodeProcesses, ToleratesFailures, UserProgram):
 
     parameters: ClassVar[tuple[str, ...]] = ()  # that `function` is called with beside `options`, all by name
 
-    function: str = Field(description="its name in the file")
+    function: str = Field(description="its name in the Python file")
     options: dict[str, Any] = Field(default={}, description="keyword arguments")
-    timeout_seconds: Seconds = operational(60.0, description="that it may take; a later answer is a failure")
-    memory_gib: GiB = operational(
-        4.0, description="memory that an episode may take beside what the file has loaded, GiB"
-    )
+    timeout_seconds: Seconds = operational(60.0, description="time limit; a later answer is a failure")
+    memory_gib: GiB = operational(4.0, description="memory limit of an episode beyond what the file has loaded, GiB")
 
     @model_validator(mode="after")
     def _options_are_its_own(self) -> Self:
@@ -209,17 +205,20 @@ class FunctionEnvironment(CodeEnvironment, CalledBeforeJob, TimedEpisodes):
     type: Literal["function"]
     function: str = Field(
         default="Environment",
-        description="its name in the file: a class, or a function that makes one; called for each episode",
+        description="its name in the Python file: a class, or a function that returns an object; called for each "
+        "episode",
     )
-    timeout_seconds: Seconds = operational(60.0, description="longest `reset` or `step`; a later answer is a failure")
+    timeout_seconds: Seconds = operational(
+        60.0, description="time limit of `reset` and `step`; a later answer is a failure"
+    )
 
 
 class Program(CodeEnvironment):
     """A function of the user that plays whole episodes and requests replies itself."""
 
-    max_turns: Turns = Field(default=8, description="replies that it may ask for in an episode")
+    max_turns: Turns = Field(default=8, description="maximum number of replies that it may request in an episode")
     timeout_seconds: Seconds = operational(
-        60.0, description="that an episode may take beside waiting for replies; one that takes longer is a failure"
+        60.0, description="time limit of an episode, without waiting for replies; a longer one is a failure"
     )
 
     @property
@@ -241,9 +240,9 @@ class AgentEnvironment(Program):
     parameters: ClassVar[tuple[str, ...]] = ("row", "base_url", "api_key")
 
     type: Literal["agent"]
-    function: str = Field(default="run", description="its name in the file; called for each episode")
+    function: str = Field(default="run", description="its name in the Python file; called for each episode")
     tool_parser: ToolParserName | None = Field(
-        default=None, description="how the policy writes calls of tools; none: a request with `tools` is refused"
+        default=None, description="format of the policy's tool calls; none: requests with `tools` are rejected"
     )
 
 
@@ -256,7 +255,7 @@ class ExecutorEnvironment(Program):
     parameters: ClassVar[tuple[str, ...]] = ("engine", "row")
 
     type: Literal["executor"]
-    function: str = Field(default="run", description="its name in the file; called for each episode")
+    function: str = Field(default="run", description="its name in the Python file; called for each episode")
 
     @property
     def reads_images(self) -> bool:
@@ -280,10 +279,10 @@ class ToolsEnvironment(TimedEpisodes, EpisodeProcesses, ToleratesFailures, Calls
 
     type: Literal["tools"]
     tools: dict[JudgeName, ToolConfig] = Field(
-        min_length=1, description="name -> tools; the policy sees the names of functions, methods and `python`"
+        min_length=1, description="tools by name; the policy sees the names of functions, methods and `python`"
     )
     parser: str = Field(
-        min_length=1, description="how the model writes calls: the name of one of vLLM's tool parsers, such as hermes"
+        min_length=1, description="format of the model's calls: the name of one of vLLM's tool parsers, such as hermes"
     )
 
     def unused_fields(self) -> frozenset[str]:
@@ -304,12 +303,12 @@ class NemoGymEnvironment(TimedEpisodes, ToleratesFailures, CallsTools, ResourceS
     """
 
     type: Literal["nemo_gym"]
-    max_turns: Turns = Field(default=8, description="replies of an episode at most; one where there is no `parser`")
+    max_turns: Turns = Field(default=8, description="maximum number of replies in an episode; one without a `parser`")
     parser: str | None = Field(
         default=None,
         min_length=1,
-        description="how the model writes calls: the name of one of vLLM's tool parsers, such as hermes; none: a row "
-        "with tools is refused",
+        description="format of the model's tool calls: the name of one of vLLM's tool parsers, such as hermes; none: "
+        "rows with tools are rejected",
     )
 
     @property
@@ -337,9 +336,13 @@ class ByRow(AnyEnvironment, ToleratesFailures):
     """A choice of several environments by a column of the dataset's rows."""
 
     type: Literal["by_row"]
-    column: str = Field(default="environment", min_length=1, description="column of the rows that names one of them")
+    column: str = Field(
+        default="environment",
+        min_length=1,
+        description="column of the rows with the name of an environment",
+    )
     choices: dict[str, EnvironmentConfig] = Field(
-        min_length=1, description="the environments by the names that rows give; each has limits of its own"
+        min_length=1, description="the environments by their names in the rows; each has limits of its own"
     )
 
     @property

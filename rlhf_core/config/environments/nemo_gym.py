@@ -22,14 +22,14 @@ class ResourceServers(ServerConfig):
     """One resource server, or several equal ones: each episode has its session on one of them."""
 
     timeout_seconds: Seconds = Field(
-        default=60.0, description="longest wait for the answer to a request, which is not repeated then"
+        default=60.0, description="timeout of a request; one that timed out is not retried"
     )
     attempts: Attempts = operational(
         5,
-        description="tries of a request that has no effect: there is no connection, or the status is 429 or 503; all "
+        description="maximum attempts of a request that had no effect: no connection, or status 429 or 503; all "
         "others are sent once",
     )
-    requests_per_server: Requests = operational(64, description="requests that a server is sent at a time")
+    requests_per_server: Requests = operational(64, description="maximum number of concurrent requests to a server")
 
 
 def check_tools(row: Mapping[str, Any], *, can_call: bool) -> None:

@@ -23,14 +23,14 @@ class CallsTools(Config):
 
     call_marker: Visible | None = Field(
         default=None,
-        description="text in every call: a reply with it and without a call that can be read is malformed; none: what "
-        "the parser looks for, where it says so",
+        description="marker text of a call: a reply with it and without a valid call is malformed; none: the parser's "
+        "own, if it declares one",
     )
     max_malformed_replies: Turns = Field(
-        default=3, description="replies with calls that cannot be read; the last one ends the episode"
+        default=3, description="maximum number of replies with malformed calls; the last one ends the episode"
     )
     max_result_characters: Characters = Field(
-        default=4000, description="longest result of a call; what is more is cut, and the policy told so"
+        default=4000, description="maximum length of a tool result; longer results are truncated with a notice"
     )
 
 
@@ -52,12 +52,12 @@ class FunctionTool(ToolConfig, UserProgram):
     """
 
     type: Literal["function"]
-    function: str = Field(description="its name in the file: of a function or of a class")
+    function: str = Field(description="name of the function or class in the Python file")
     options: dict[str, Any] = Field(default={}, description="keyword arguments of the class")
-    timeout_seconds: Seconds = operational(60.0, description="longest call; with a later answer the episode fails")
-    memory_gib: GiB = operational(
-        4.0, description="memory that an episode may take beside what the file has loaded, GiB"
+    timeout_seconds: Seconds = operational(
+        60.0, description="time limit of a call; with a later answer the episode fails"
     )
+    memory_gib: GiB = operational(4.0, description="memory limit of an episode beyond what the file has loaded, GiB")
 
 
 class PythonTool(ToolConfig):
@@ -68,10 +68,10 @@ class PythonTool(ToolConfig):
     """
 
     type: Literal["python"]
-    timeout_seconds: Seconds = Field(default=5.0, description="longest run of a piece of code")
-    memory_gib: GiB = Field(default=0.5, description="memory that a piece of code may take beside `modules`, GiB")
+    timeout_seconds: Seconds = Field(default=5.0, description="time limit of a run of code")
+    memory_gib: GiB = Field(default=0.5, description="memory limit of a run of code beyond `modules`, GiB")
     modules: tuple[str, ...] = Field(
-        default=(), description="modules that are loaded once, so that code imports them at once, such as sympy"
+        default=(), description="modules that are preloaded for fast imports, such as sympy"
     )
 
 

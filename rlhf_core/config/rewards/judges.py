@@ -14,25 +14,25 @@ from rlhf_core.config.texts import AnswerPattern, NonEmpty
 class JudgeConfig(ServerConfig):
     """`url` is the endpoint's base, such as http://127.0.0.1:8000/v1: `/chat/completions` is appended."""
 
-    model: NonEmpty = Field(description="as the endpoint calls it")
-    system: str | None = Field(default=None, description="its system turn; none: it has none")
+    model: NonEmpty = Field(description="model name at the endpoint")
+    system: str | None = Field(default=None, description="system message; none: no system message")
     pattern: AnswerPattern = Field(
-        description="regular expression whose group 1, of its last match in the reply, is the verdict"
+        description="regular expression; group 1 of its last match in the reply is the verdict"
     )
-    max_tokens: Tokens = Field(default=512, description="of a reply")
+    max_tokens: Tokens = Field(default=512, description="maximum length of a reply")
 
 
 class PairJudgeConfig(JudgeConfig):
     """A judge that chooses the better of two completions, queried twice, in both orders."""
 
     template: PairTemplate = Field(
-        description="what it is asked, as a user's turn: Jinja with `prompt`, `first`, `second`, `messages` and `row`"
+        description="the judge's prompt, as a user's turn: Jinja with `prompt`, `first`, `second`, `messages` and `row`"
     )
     first: NonEmpty = Field(default="A", description="verdict: the first completion is better")
     second: NonEmpty = Field(default="B", description="verdict: the second completion is better")
-    tie: NonEmpty | None = Field(default=None, description="verdict: they are equally good; none: there is no such one")
+    tie: NonEmpty | None = Field(default=None, description="verdict: they are equally good; none: there are no ties")
     tolerated_failures: Share = Field(
-        default=0.0, description="share of the pairs that may fail to get a verdict; they are left out, and counted"
+        default=0.0, description="share of the pairs that may fail to get a verdict; they are dropped and counted"
     )
 
     @model_validator(mode="after")

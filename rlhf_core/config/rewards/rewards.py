@@ -29,7 +29,7 @@ class RewardConfig(TypedConfig):
     family: ClassVar[str] = "reward"
     gives_steps: ClassVar[bool] = False  # always rewards single steps; a function or a server may do so as well
 
-    weight: Reward = Field(default=1.0, description="factor of this reward in the sum; a scorer has none")
+    weight: Reward = Field(default=1.0, description="weight of this reward in the sum; a scorer has none")
 
     @classmethod
     def classes(cls) -> Mapping[str, type[Self]]:
@@ -74,8 +74,8 @@ class TextReward(CompletionReward, Scorer):
     family: ClassVar[str] = "reward of text"
     tolerated_failures: PartialShare = Field(
         default=0.0,
-        description="share of a step's completions that may fail to get this reward; their prompts are left out of the "
-        "step, and counted",
+        description="share of a step's completions that may fail to get this reward; their prompts are dropped from "
+        "the step and counted",
     )
 
 
@@ -91,13 +91,13 @@ class ModelReward(CompletionReward):
     family: ClassVar[str] = "reward of a model"
 
     model: Annotated[str | None, Reads("reward_model")] = Field(
-        default=None, description="the stage whose reward model it is; none: the last one above that makes one"
+        default=None, description="stage of the reward model; none: the last one above that makes one"
     )
     engine: EngineConfig | None = Field(
-        default=None, description="how the reward model is run; none: as the stage's `engine`"
+        default=None, description="engine settings of the reward model; none: the stage's `engine`"
     )
     placement: Placement | None = operational(
-        None, description="what workers of the reward model's own reserve; none: in RL it is on the policy's"
+        None, description="resources of the reward model's own workers; none: in RL it runs on the policy's"
     )
     normalize: bool = Field(
         default=True, description="subtract the stored mean of the rewards and divide by their standard deviation"
@@ -124,13 +124,13 @@ class VerifierReward(TextReward):
 
     type: Literal["verifier"]
     kind: Literal["exact", "reasoning_gym"] = Field(
-        default="exact", description="compare with the row's `answer`, or ask the task's own scorer"
+        default="exact", description="compare with the row's `answer`, or use the task's own scorer"
     )
     pattern: AnswerPattern | None = Field(
         default=None, description="regular expression whose group 1 is the answer; none: the whole text"
     )
     timeout_seconds: Seconds = operational(
-        10.0, description="longest search for one answer, and longest scoring of it; longer is an error"
+        10.0, description="time limit for the extraction of one answer, and for its scoring; exceeding it is an error"
     )
 
     @property
@@ -154,11 +154,11 @@ class FunctionReward(TextReward, CalledBeforeJob):
     parameters: ClassVar[tuple[str, ...]] = ("completions", "prompts", "rows")
 
     type: Literal["function"]
-    function: str = Field(default="reward", description="its name in the file")
+    function: str = Field(default="reward", description="its name in the Python file")
     options: dict[str, Any] = Field(default={}, description="further keyword arguments")
-    timeout_seconds: Seconds = Field(default=60.0, description="longest call; a later answer is an error")
-    batch_size: BatchSize = Field(default=4096, description="completions of one call at most")
-    separator: str = Field(default="\n", min_length=1, description="text that ends a step, where it gives `steps`")
+    timeout_seconds: Seconds = Field(default=60.0, description="time limit of a call; a later answer is an error")
+    batch_size: BatchSize = Field(default=4096, description="maximum number of completions in a call")
+    separator: str = Field(default="\n", min_length=1, description="text that ends a step, if it returns `steps`")
 
     @model_validator(mode="after")
     def _options_are_its_own(self) -> FunctionReward:
@@ -173,13 +173,13 @@ class HTTPReward(ServerConfig, TextReward):
     """
 
     type: Literal["http"]
-    form: Literal["alignment", "openrlhf"] = Field(default="alignment", description="of requests and answers")
+    form: Literal["alignment", "openrlhf"] = Field(default="alignment", description="form of requests and responses")
     query: CompletionTemplate | None = Field(
         default=None,
-        description="what the form openrlhf sends as `query`: Jinja with `prompt`, `completion`, `messages` and `row`; "
-        "none: the prompt, and the completion behind it",
+        description="`query` of the form openrlhf: Jinja with `prompt`, `completion`, `messages` and `row`; none: the "
+        "prompt followed by the completion",
     )
-    batch_size: BatchSize = Field(default=4096, description="completions of one request at most")
+    batch_size: BatchSize = Field(default=4096, description="maximum number of completions in a request")
 
     @model_validator(mode="after")
     def _query_is_sent(self) -> HTTPReward:
@@ -189,18 +189,17 @@ class HTTPReward(ServerConfig, TextReward):
 
 
 class JudgeReward(JudgeConfig, TextReward):
-    """The verdict of another model on each completion, queried through an OpenAI-compatible endpoint at temperature 0.
-    """
+    """The verdict of another model on each completion, through an OpenAI-compatible endpoint at temperature 0."""
 
     type: Literal["judge"]
     template: CompletionTemplate = Field(
-        description="what it is asked, as a user's turn: Jinja with `prompt`, `completion`, `messages` and `row`"
+        description="the judge's prompt, as a user's turn: Jinja with `prompt`, `completion`, `messages` and `row`"
     )
     verdicts: dict[str, Reward] = Field(
-        default={}, description="the reward of each verdict that there is; none: the verdict is the reward, a number"
+        default={}, description="reward of each possible verdict; none: the verdict is a number, the reward"
     )
     range: tuple[Reward, Reward] | None = Field(
-        default=None, description="lowest and highest reward of a verdict, by which it is a score too; none: no score"
+        default=None, description="lowest and highest reward of a verdict, which scale it to a score; none: no score"
     )
 
     @model_validator(mode="after")
@@ -246,8 +245,8 @@ class EnvironmentReward(EpisodeReward, Scorer):
     type: Literal["environment"]
     threshold: Reward | None = since_default(
         None,
-        description="1 for episodes whose sum is at least this, 0 for the others; none: the sum itself, which a scorer "
-        "takes if it is from 0 to 1",
+        description="score 1 for episodes whose sum is at least this, 0 for the others; none: the sum itself, a score "
+        "if it is from 0 to 1",
     )
 
     @property

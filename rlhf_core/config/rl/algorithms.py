@@ -43,7 +43,7 @@ def _divide_by_deviation(default: bool) -> Any:
 
 
 def _kl(default: KLConfig) -> Any:
-    return Field(default=default, description="keeps the policy near the reference model")
+    return Field(default=default, description="KL to the reference model")
 
 
 class AlgorithmConfig(Config):
@@ -52,36 +52,35 @@ class AlgorithmConfig(Config):
     takes_process_rewards: ClassVar[bool] = False
 
     rewards: dict[JudgeName, RewardConfig] = Field(
-        min_length=1, description="what trains: their sum, each by its weight"
+        min_length=1, description="the training rewards, summed by their weights"
     )
-    shaping: ShapingConfig = Field(default=ShapingConfig(), description="what happens to the sum before it trains")
+    shaping: ShapingConfig = Field(default=ShapingConfig(), description="transformations of the sum before training")
     filtering: FilteringConfig | None = Field(
         default=None, description="train only on prompts with a mean score in a range; none: on all"
     )
-    optimizer: OptimizerConfig = Field(description="of the policy")
-    group_size: GroupSize = Field(default=1, description="completions of one prompt")
-    epochs: Passes = Field(default=1, description="passes over one batch of experience")
-    minibatches: Minibatches = Field(default=1, description="optimizer steps of one pass")
+    optimizer: OptimizerConfig = Field(description="optimizer of the policy")
+    group_size: GroupSize = Field(default=1, description="completions per prompt")
+    epochs: Passes = Field(default=1, description="passes over each batch of experience")
+    minibatches: Minibatches = Field(default=1, description="optimizer steps per pass")
     clip_low: ClipLow = Field(default=0.2, description="the ratio of new to old probability is clipped at 1 - this")
-    clip_high: ClipHigh = Field(default=0.2, description="and at 1 + this")
+    clip_high: ClipHigh = Field(default=0.2, description="the ratio is clipped at 1 + this")
     dual_clip: DualClip | None = Field(
-        default=None, description="a negative advantage counts at most this many times; none: without bound"
+        default=None, description="maximum factor of a negative advantage; none: unbounded"
     )
     aggregation: Aggregation = _aggregation("token")
     aggregation_length: Tokens | None = Field(
-        default=None, description="that constant; none: `sampling.max_tokens` x turns"
+        default=None, description="the constant; none: `sampling.max_tokens` x turns"
     )
     mask_truncated_completions: bool = Field(
         default=False,
-        description="leave completions that were cut at the longest length out of the loss; their rewards still count "
-        "in the baseline of their group",
+        description="mask truncated completions in the loss; their rewards still count in the baseline of their group",
     )
     kl: KLConfig = _kl(KLConfig())
     teacher: PolicyTeacherConfig | None = since_default(
-        None, description="a model that judges each sampled token beside the rewards; none: they alone train"
+        None, description="a model that scores each sampled token beside the rewards; none: rewards only"
     )
     cross_entropy: CrossEntropyConfig | None = since_default(
-        None, description="imitation of completions with a high reward beside the policy gradient; none: none"
+        None, description="imitation of completions with a high reward, beside the policy gradient; none: no imitation"
     )
     entropy_coefficient: Coefficient = Field(default=0.0, description="weight of the entropy bonus in the loss")
     moe_coefficient: Coefficient = Field(
@@ -89,8 +88,8 @@ class AlgorithmConfig(Config):
     )
     mismatch: MismatchConfig | None = Field(
         default=None,
-        description="correction for engine and trainer disagreeing; none: it is only measured; with `asynchronous` "
-        "give a correction, or `null`",
+        description="correction of the mismatch of engine and trainer; none: it is only measured; with `asynchronous` "
+        "set a correction, or `null`",
     )
 
     @model_validator(mode="after")
@@ -186,7 +185,7 @@ class PPOConfig(AlgorithmConfig):
 
     takes_process_rewards: ClassVar[bool] = True
 
-    critic: CriticConfig = Field(description="the model of values")
+    critic: CriticConfig = Field(description="the value model")
     gamma: Share = Field(default=1.0, description="discount of a later reward, per token")
     gae_lambda: Share = Field(default=0.95, description="0: one-step advantages, 1: whole returns")
 
@@ -205,9 +204,9 @@ class OnPolicyDistillationConfig(AlgorithmConfig):
     """
 
     rewards: dict[JudgeName, RewardConfig] = Field(
-        default={}, description="what trains beside the teacher: their sum, each by its weight; none: the teacher alone"
+        default={}, description="rewards beside the teacher, summed by their weights; none: the teacher only"
     )
-    teacher: PolicyTeacherConfig = Field(description="the model that judges each sampled token")
+    teacher: PolicyTeacherConfig = Field(description="the model that scores each sampled token")
 
     @model_validator(mode="after")
     def _rewards_compare(self) -> OnPolicyDistillationConfig:
@@ -228,7 +227,7 @@ class OnPolicyDistillationConfig(AlgorithmConfig):
 class GroupConfig(AlgorithmConfig):
     """Settings shared by algorithms that compare the completions of one prompt with each other."""
 
-    group_size: GroupSize = Field(default=8, description="completions of one prompt, at least 2")
+    group_size: GroupSize = Field(default=8, description="completions per prompt, at least 2")
 
     @model_validator(mode="after")
     def _groups_compare(self) -> GroupConfig:
@@ -280,7 +279,7 @@ class DAPOConfig(GRPOConfig):
     filtering: FilteringConfig | None = Field(
         default=FilteringConfig(), description="train only on prompts with a mean score in a range; none: on all"
     )
-    clip_high: ClipHigh = Field(default=0.28, description="and at 1 + this")
+    clip_high: ClipHigh = Field(default=0.28, description="the ratio is clipped at 1 + this")
     aggregation: Aggregation = _aggregation("token")
 
 
@@ -290,7 +289,7 @@ class GSPOConfig(GRPOConfig):
     takes_process_rewards: ClassVar[bool] = False
 
     clip_low: ClipLow = Field(default=3e-4, description="the ratio of new to old probability is clipped at 1 - this")
-    clip_high: ClipHigh = Field(default=4e-4, description="and at 1 + this")
+    clip_high: ClipHigh = Field(default=4e-4, description="the ratio is clipped at 1 + this")
 
     @model_validator(mode="after")
     def _completions_stay_whole(self) -> GSPOConfig:
@@ -307,7 +306,7 @@ class CISPOConfig(GRPOConfig):
 
     takes_process_rewards: ClassVar[bool] = False
 
-    clip_low: ClipLow = Field(default=1.0, description="the weight is at least 1 - this; 1: not held from below")
-    clip_high: ClipHigh = Field(default=4.0, description="and at most 1 + this")
-    dual_clip: None = Field(default=None, description="not a part of this loss")
+    clip_low: ClipLow = Field(default=1.0, description="the weight is at least 1 - this; 1: no lower bound")
+    clip_high: ClipHigh = Field(default=4.0, description="the weight is at most 1 + this")
+    dual_clip: None = Field(default=None, description="not part of this loss")
     aggregation: Aggregation = _aggregation("token")

@@ -15,22 +15,21 @@ class AsynchronousConfig(Config):
 
     max_lag: Lag = Field(
         default=1,
-        description="steps by which the oldest token of a completion may be behind the weights that are trained on it; "
-        "0: every step waits for its own rollouts",
+        description="maximum number of steps between the weights that sampled a completion's oldest token and those "
+        "trained on it; 0: every step waits for its own rollouts",
     )
     in_flight: BatchSize | None = Field(
         default=None,
-        description="prompts at most whose completions are sampled, judged or wait to be trained on; none: "
-        "(max_lag + 1) x prompts_per_step",
+        description="maximum number of prompts whose completions are being sampled, scored or wait for training; "
+        "none: (max_lag + 1) x prompts_per_step",
     )
     publish: Literal["in_flight", "between_replies"] = Field(
         default="in_flight",
-        description="new weights reach the engines while replies are sampled, which continue with them, or once all "
-        "replies that were begun are whole, before others begin",
+        description="publish new weights to the engines while replies are being sampled, which continue with them, or "
+        "when all replies in progress are complete, before others begin",
     )
     too_old: Literal["resample", "drop"] = Field(
-        default="resample",
-        description="a prompt whose completions are further behind than max_lag is answered again, or left out",
+        default="resample", description="resample or drop a prompt whose completions exceed max_lag"
     )
 
     @model_validator(mode="after")

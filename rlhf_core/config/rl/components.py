@@ -17,11 +17,12 @@ class MismatchConfig(Config):
     """Corrects the mismatch between the token probabilities of engine and trainer; w = trainer's / engine's."""
 
     correction: Literal["truncate", "token_filter", "sequence_filter"] = Field(
-        description="weigh a token by w held in [low, high]; drop tokens whose w is outside (IcePop), others weighed "
-        "by w; drop completions whose geometric mean of w is outside, tokens of others weighed by min(w, high)"
+        description="weight each token by w clamped to [low, high]; or drop tokens whose w is outside (IcePop) and "
+        "weight others by w; or drop completions whose geometric mean of w is outside and weight tokens of others by "
+        "min(w, high)"
     )
-    low: LowRatio = Field(description="lowest w; 0 with truncate and 0.5 with token_filter are the usual ones")
-    high: HighRatio = Field(description="highest w; 2 with truncate and 5 with token_filter are the usual ones")
+    low: LowRatio = Field(description="lowest w; usual values are 0 with truncate and 0.5 with token_filter")
+    high: HighRatio = Field(description="highest w; usual values are 2 with truncate and 5 with token_filter")
 
     @model_validator(mode="after")
     def _low_is_below_high(self) -> MismatchConfig:
@@ -37,19 +38,21 @@ class PolicyTeacherConfig(Config):
     With `hint` it may be the model that the policy starts from: on-policy self-distillation, arXiv:2601.18734.
     """
 
-    model: Annotated[str, Reads("model")] = Field(description="the stage whose model is the teacher")
+    model: Annotated[str, Reads("model")] = Field(description="stage of the teacher model")
     hint: HintTemplate | None = Field(
         default=None,
-        description="text that the teacher alone reads, behind the last message of the user: Jinja with `prompt`, "
-        "`messages` and `row`, such as ` (The answer is {{ row.answer }}.)`; none: it reads what the policy does",
+        description="text for the teacher only, appended to the last message of the user: Jinja with `prompt`, "
+        "`messages` and `row`, such as ` (The answer is {{ row.answer }}.)`; none: it reads the policy's prompt",
     )
-    coefficient: PositiveCoefficient = Field(default=1.0, description="weight of the teacher's part of the advantage")
-    engine: EngineConfig | None = Field(default=None, description="how the teacher is run; none: as the policy")
+    coefficient: PositiveCoefficient = Field(default=1.0, description="weight of the teacher's term in the advantage")
+    engine: EngineConfig | None = Field(
+        default=None, description="engine settings of the teacher; none: those of the policy"
+    )
     offload: bool = operational(
         False, description="keep the teacher's weights in host memory, except while it computes"
     )
     placement: Placement | None = operational(
-        None, description="what workers of the teacher's own reserve; none: it is on the policy's"
+        None, description="resources of the teacher's own workers; none: it runs on the policy's"
     )
 
     @model_validator(mode="after")
@@ -65,5 +68,5 @@ class PolicyTeacherConfig(Config):
 class CrossEntropyConfig(Config):
     """Imitation of the policy's own good completions: the cross-entropy of their tokens as a loss term."""
 
-    coefficient: PositiveCoefficient = Field(description="weight of the cross-entropy, a mean as `aggregation` says")
+    coefficient: PositiveCoefficient = Field(description="weight of the cross-entropy, averaged by `aggregation`")
     least_reward: Reward = Field(description="completions with at least this reward, after shaping, are imitated")

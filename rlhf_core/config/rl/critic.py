@@ -21,21 +21,23 @@ class CriticConfig(Config):
     start: Annotated[str | None, Reads("model", or_role="reward_model", optional=True, reserved=(POLICY_START,))] = (
         Field(
             default=None,
-            description="the stage whose model or reward model it starts from, or `policy`: the model that RL starts "
-            "from; none: the reward model among the rewards (of several the first by the reward's name), else `policy`",
+            description="stage of the initial model or reward model, or `policy`: the initial model of RL; none: the "
+            "reward model among the rewards (of several the first by the reward's name), else `policy`",
         )
     )
-    optimizer: OptimizerConfig = Field(description="of the critic")
+    optimizer: OptimizerConfig = Field(description="optimizer of the critic")
     lora: LoraConfig | None = Field(
         default=None,
-        description="train an adapter and the head; where the policy is an adapter of the same model, both have one "
+        description="train an adapter and the head; if the policy is an adapter of the same model, both share one "
         "base in memory (in the same dtype, and not at zero_stage 3); none: all weights",
     )
-    engine: EngineConfig | None = Field(default=None, description="how the critic is trained; none: as the policy")
-    warmup_steps: WarmupSteps = Field(default=0, description="first steps that train the critic alone")
+    engine: EngineConfig | None = Field(
+        default=None, description="engine settings of the critic; none: those of the policy"
+    )
+    warmup_steps: WarmupSteps = Field(default=0, description="number of first steps that train only the critic")
     value_clip: PositiveReward | None = Field(
-        default=0.2, description="largest change of a value in one update; none: not clipped"
+        default=0.2, description="maximum change of a value in one update; none: not clipped"
     )
     save: bool = Field(
-        default=False, description="keep the critic too, in the folder `critic` of the policy; an adapter is merged"
+        default=False, description="also keep the critic, in the folder `critic` of the policy; an adapter is merged"
     )

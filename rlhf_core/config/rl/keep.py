@@ -11,9 +11,9 @@ from rlhf_core.config.numbers import Steps
 class KeepConfig(Config):
     rollouts_every: Steps | None = Field(
         default=None,
-        description="steps between two whose completions, those that train, are kept as a dataset of the format "
-        "completions; none: none are",
+        description="interval, in steps, of keeping the training completions as a dataset of the format completions; "
+        "none: never",
     )
     policy_every: Steps | None = Field(
-        default=None, description="steps between two whose policy, or adapter, is kept after the update; none: none is"
+        default=None, description="interval, in steps, of keeping the policy, or adapter, after the update; none: never"
     )

@@ -20,30 +20,32 @@ def _estimator(default: KLEstimator) -> Any:
 
 
 def _place(default: KLPlace) -> Any:
-    return Field(default=default, description="subtracted from the reward, or a term of the loss")
+    return Field(default=default, description="place of the KL: subtracted from the reward, or a term of the loss")
 
 
 class KLConfig(Config):
     """The KL to the reference model, as a part of the reward."""
 
-    coefficient: Coefficient = Field(default=0.0, description="weight of the KL; 0 loads no reference model")
+    coefficient: Coefficient = Field(default=0.0, description="weight of the KL; 0: no reference model is loaded")
     estimator: KLEstimator = _estimator("k1")
     place: KLPlace = _place("reward")
     target: Nats | None = Field(
-        default=None, description="nats of a completion that an adaptive coefficient steers to; none: it is fixed"
+        default=None, description="target of an adaptive coefficient, in nats per completion; none: it is fixed"
     )
     horizon: Steps = Field(
         default=10, description="steps over which an adaptive coefficient reacts: 1 / K of arXiv:1909.08593"
     )
     reference: Annotated[str | None, Reads("model", optional=True)] = Field(
-        default=None, description="the stage whose model is the reference; none: the model that RL starts from"
+        default=None, description="stage of the reference model; none: the initial model of RL"
     )
-    engine: EngineConfig | None = Field(default=None, description="how the reference is run; none: as the policy")
+    engine: EngineConfig | None = Field(
+        default=None, description="engine settings of the reference; none: those of the policy"
+    )
     offload: bool = operational(
         False, description="keep the reference's weights in host memory, except while it computes"
     )
     placement: Placement | None = operational(
-        None, description="what workers of the reference's own reserve; none: it is on the policy's"
+        None, description="resources of the reference's own workers; none: it runs on the policy's"
     )
 
     @model_validator(mode="after")

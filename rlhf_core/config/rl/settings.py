@@ -31,51 +31,53 @@ class RLSettings(EnginesConfig, KeyedConfig):
     """The settings and their properties; RLConfig adds checks between them."""
 
     algorithm: Annotated[str, AfterValidator(known_algorithm)] = Field(
-        description="whose block is used; the other blocks are ignored", json_schema_extra={"enum": [*ALGORITHMS]}
+        description="the algorithm, whose block is used; the other blocks are ignored",
+        json_schema_extra={"enum": [*ALGORITHMS]},
     )
     model: Annotated[str | None, Reads("model")] = Field(
-        default=None, description="the stage whose model it starts from; none: the last one above that makes a model"
+        default=None, description="stage of the initial model; none: the last one above that makes a model"
     )
     dataset: Annotated[str, Reads("dataset", format="prompts", images=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
-    steps: Steps = Field(description="rollout-and-update steps")
-    prompts_per_step: BatchSize = Field(description="each is answered `group_size` times")
-    sampling: SamplingConfig = Field(description="of the rollouts")
+    steps: Steps = Field(description="number of rollout-and-update steps")
+    prompts_per_step: BatchSize = Field(description="prompts per step, each answered `group_size` times")
+    sampling: SamplingConfig = Field(description="sampling settings of the rollouts")
     environment: AnyEnvironment = since_default(
-        SingleTurn(), description="what the policy talks with, turn by turn; by default there is one reply"
+        SingleTurn(), description="the environment of an episode; default: one reply"
     )
     asynchronous: AsynchronousConfig | None = Field(
-        default=None, description="sample while training; none: each step samples with the weights of the last one"
+        default=None, description="sample beside training; none: each step samples with the weights of the last one"
     )
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
     dropout: bool = Field(
         default=False,
         description="update policy and critic with the dropout and router noise of their config.json and of an "
-        "adapter: the updated policy is then another than the one that sampled",
+        "adapter: the updated policy then differs from the one that sampled",
     )
     engine: EngineConfig = Field(
-        default=EngineConfig(), description="how the policy is trained, and each model without an engine of its own"
+        default=EngineConfig(), description="engine settings of the policy, and of each model without its own"
     )
     ema_decay: EMADecay | None = Field(
         default=None,
-        description="below 1; exponential moving average of the trained weights, over optimizer steps: it is what is "
-        "validated, and the stage's result; none: the weights themselves",
+        description="decay, below 1, of an exponential moving average of the trained weights over optimizer steps, "
+        "which is validated and is the stage's result; none: the weights themselves",
     )
     validation: ValidationConfig | None = Field(
-        default=None, description="held-out prompts that are answered while training runs; none: the last weights"
+        default=None, description="validation on held-out prompts during training; none: the result is the last weights"
     )
-    keep: KeepConfig = since_default(KeepConfig(), description="what is kept of its steps, as artifacts of their own")
-    placement: Placement = operational(Placement, description="what the training workers reserve")
+    keep: KeepConfig = since_default(KeepConfig(), description="artifacts kept of single steps")
+    placement: Placement = operational(Placement, description="resources of the training workers")
     hybrid: bool = operational(False, description="worker i and engine i time-share one device instead of using two")
     checkpoint: CheckpointConfig = operational(
-        CheckpointConfig, description="how often the state is saved, from which a killed job resumes"
+        CheckpointConfig, description="interval of checkpoints, from which a killed job resumes"
     )
     monitors: dict[str, MonitorConfig] = operational(
-        dict, description="scores that are logged each step, never trained on"
+        dict, description="scores that are logged at each step and never trained on"
     )
     probe_tolerance: Tolerance | None = Field(
-        default=None, description="mean |log-prob difference| of engine and trainer on the probe; none: by dtype"
+        default=None,
+        description="maximum mean |log-prob difference| of engine and trainer on the probe; none: by dtype",
     )
 
     @property

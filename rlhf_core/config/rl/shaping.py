@@ -13,17 +13,15 @@ from rlhf_core.config.numbers import Oversampling, PositiveReward, Reward, Round
 class OverlongConfig(Config):
     """Soft overlong punishment, eq. 13 of arXiv:2503.14476: from 0 to -penalty over the last `buffer` tokens."""
 
-    buffer: Tokens = Field(description="tokens before `sampling.max_tokens` in which the penalty grows")
-    penalty: PositiveReward = Field(
-        default=1.0, description="subtracted from the reward of a completion of the longest length"
-    )
+    buffer: Tokens = Field(description="number of tokens before `sampling.max_tokens` over which the penalty grows")
+    penalty: PositiveReward = Field(default=1.0, description="penalty of a completion of the maximum length")
 
 
 class TruncationConfig(Config):
     """The reward of a completion that was truncated at the maximum length: exactly one of the two."""
 
-    factor: Share | None = Field(default=None, description="a positive reward is multiplied by this")
-    reward: Reward | None = Field(default=None, description="the reward becomes this")
+    factor: Share | None = Field(default=None, description="factor of a positive reward")
+    reward: Reward | None = Field(default=None, description="replacement of the reward")
 
     @model_validator(mode="after")
     def _one(self) -> TruncationConfig:
@@ -35,8 +33,8 @@ class TruncationConfig(Config):
 class ShapingConfig(Config):
     """Applied to the weighted sum of a completion's rewards, in this order. Rewards of single steps are not shaped."""
 
-    overlong: OverlongConfig | None = Field(default=None, description="penalty that grows towards the longest length")
-    truncation: TruncationConfig | None = Field(default=None, description="what a completion earns that was cut")
+    overlong: OverlongConfig | None = Field(default=None, description="penalty that grows towards the maximum length")
+    truncation: TruncationConfig | None = Field(default=None, description="reward of truncated completions")
     clip: tuple[Reward, Reward] | None = Field(default=None, description="lowest and highest reward")
     normalize: bool = Field(
         default=False, description="subtract the mean of all rewards of the run so far, divide by their deviation"
@@ -59,11 +57,11 @@ class FilteringConfig(Config):
     low: Share = Field(default=0.0, description="a mean score of this or less is all wrong")
     high: Share = Field(default=1.0, description="a mean score of this or more is all right")
     score: str | None = Field(
-        default=None, description="the reward whose score counts; none: the only one that gives scores"
+        default=None, description="the reward that filters by its score; none: the only one that returns scores"
     )
-    max_rounds: Rounds = Field(default=16, description="rounds of sampling in one step, the first included")
+    max_rounds: Rounds = Field(default=16, description="maximum rounds of sampling in one step, the first included")
     oversampling: Oversampling = Field(
-        default=1.0, description="prompts drawn for each one that is missing; what is too many then is dropped"
+        default=1.0, description="prompts drawn for each missing one; surplus ones are dropped"
     )
     when_short: Literal["train", "stop"] = Field(
         default="train", description="after the last round: train with fewer prompts, or fail"

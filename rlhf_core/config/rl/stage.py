@@ -155,10 +155,7 @@ class RLConfig(RLSettings):
                 "(prompts_per_step)"
             )
         if self.rollout.repeatable:
-            raise ValueError(
-                "asynchronous: what is sampled depends on how long each step takes, so that no run repeats to the bit; "
-                "say so with rollout.repeatable: false"
-            )
+            raise ValueError("asynchronous sampling is not reproducible: set rollout.repeatable: false")
         if self.hybrid:
             raise ValueError("asynchronous: with hybrid, engines sleep while the ranks train; leave one of them out")
         if self.asynchronous.publish == "in_flight" and self.served_lora is not None:

@@ -178,7 +178,7 @@ class StageConfig(Config):
 class NamedStageConfig(StageConfig):
     """Settings of a stage with a name chosen in the recipe."""
 
-    stage: str | None = operational(None, description="which stage this is; none: the one that it is named after")
+    stage: str | None = operational(None, description="type of the stage; none: its name")
 
 
 class SeededConfig(StageConfig):
@@ -186,7 +186,7 @@ class SeededConfig(StageConfig):
     context.
     """
 
-    seed: Seed | None = operational(None, description="of the stage's random numbers; none: the recipe's `seed`")
+    seed: Seed | None = operational(None, description="seed of the stage's random numbers; none: the recipe's `seed`")
 
     @property
     def draws(self) -> bool:
@@ -209,8 +209,8 @@ class EnginesConfig(SeededConfig, NamedStageConfig):
     """A stage whose engines answer the prompts of a dataset. Each subclass declares the dataset with its format."""
 
     dataset: str
-    sampling: SamplingConfig = Field(description="how completions are sampled")
-    rollout: RolloutEngineConfig = Field(description="the engines that sample")
+    sampling: SamplingConfig = Field(description="sampling settings")
+    rollout: RolloutEngineConfig = Field(description="engine settings")
 
     def reserves(self) -> Reservation:
         return self.rollout.reserves()
@@ -226,6 +226,5 @@ class EnginesConfig(SeededConfig, NamedStageConfig):
         return self.prompt_limit(self.sampling, "sampling")
 
     def prompt_limit(self, sampling: SamplingConfig, setting: str) -> RowLimit:
-        """Return the length limit of a prompt whose completion is sampled with `sampling`, named `setting` in messages.
-        """
+        """Return the length limit of prompts whose completions are sampled with `sampling`, the setting `setting`."""
         return RowLimit("rollout.max_length", self.rollout.max_length, f"{setting}.max_tokens", sampling.max_tokens)

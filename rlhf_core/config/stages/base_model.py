@@ -50,13 +50,15 @@ class ScratchVision(Config):
     scale_factor)² tokens, with three marks around them.
     """
 
-    image_size: Width = Field(default=56, description="side of the square, in pixels; `patch_size` times a number")
+    image_size: Width = Field(default=56, description="side of the square, in pixels; a multiple of `patch_size`")
     patch_size: Width = Field(default=14, description="side of a patch, in pixels")
-    scale_factor: Depth = Field(default=2, description="so many patches along each side become one token")
-    hidden_size: Width = Field(default=64, description="width; `heads` times a number that engines serve, such as 32")
-    intermediate_size: Width = Field(default=128, description="width of the feed-forward layers")
-    layers: Depth = Field(default=2, description="transformer layers")
-    heads: Depth = Field(default=2, description="attention heads")
+    scale_factor: Depth = Field(default=2, description="patches along each side of a token")
+    hidden_size: Width = Field(
+        default=64, description="hidden size; `heads` times a number that engines serve, such as 32"
+    )
+    intermediate_size: Width = Field(default=128, description="hidden size of the feed-forward layers")
+    layers: Depth = Field(default=2, description="number of transformer layers")
+    heads: Depth = Field(default=2, description="number of attention heads")
 
     @property
     def tokens(self) -> int:
@@ -70,18 +72,16 @@ class ScratchModel(Config):
     """
 
     type: Literal["scratch"]
-    words: tuple[NonEmpty, ...] = Field(
-        default=(), description="strings that become one token each, longest match first"
-    )
-    hidden_size: Width = Field(default=128, description="width; `heads` times an even number")
-    intermediate_size: Width = Field(default=384, description="width of the feed-forward layers")
-    layers: Depth = Field(default=4, description="transformer layers")
-    heads: Depth = Field(default=4, description="attention heads")
-    context_length: Tokens = Field(default=256, description="longest sequence, in tokens")
+    words: tuple[NonEmpty, ...] = Field(default=(), description="strings of one token each, longest match first")
+    hidden_size: Width = Field(default=128, description="hidden size; `heads` times an even number")
+    intermediate_size: Width = Field(default=384, description="hidden size of the feed-forward layers")
+    layers: Depth = Field(default=4, description="number of transformer layers")
+    heads: Depth = Field(default=4, description="number of attention heads")
+    context_length: Tokens = Field(default=256, description="maximum sequence length, in tokens")
     tie_word_embeddings: bool = Field(default=True, description="the output layer shares the embedding's weights")
     initializer_range: Deviation = Field(default=0.05, description="standard deviation of the random weights")
     vision: ScratchVision | None = since_default(
-        None, description="its vision encoder, which makes it an Idefics3; none: it reads text alone"
+        None, description="its vision encoder, which makes it an Idefics3; none: text only"
     )
 
 
@@ -89,18 +89,17 @@ BaseModelSource = Annotated[FolderModel | HubModel | WheelModel | ScratchModel, 
 
 
 class BaseModelConfig(SeededConfig, NamedStageConfig):
-    source: BaseModelSource = Field(description="where the model comes from")
+    source: BaseModelSource = Field(description="source of the model")
     chat_template: str | None = Field(
         default=None,
         description="`chatml`, `llama3`, `plain`, or a .jinja file in the recipe's folder; none: the model's own",
     )
     input_template: str | None = Field(
-        default=None,
-        description="for a model without chat: text around `{prompt}`, which the completion and EOS follow",
+        default=None, description="for a model without chat: text around `{prompt}`, followed by the completion and EOS"
     )
-    dtype: Dtype = Field(default="bfloat16", description="of the stored weights")
+    dtype: Dtype = Field(default="bfloat16", description="dtype of the stored weights")
     kind: Literal["policy", "reward_model"] = Field(
-        default="policy", description="a language model, or a model with a score head that gives rewards"
+        default="policy", description="a language model, or a reward model with a score head"
     )
 
     @property

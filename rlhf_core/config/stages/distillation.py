@@ -21,11 +21,13 @@ class TeacherConfig(Config):
     """A frozen model that reads each step's tokens, or its stored log-probs."""
 
     model: Annotated[str | None, Reads("model", optional=True)] = Field(
-        default=None, description="the stage whose model is the teacher, run while the student is trained"
+        default=None, description="stage of the teacher model, run while the student is trained"
     )
-    engine: EngineConfig | None = Field(default=None, description="how the teacher is run; none: as the student")
+    engine: EngineConfig | None = Field(
+        default=None, description="engine settings of the teacher; none: those of the student"
+    )
     top_logprobs: Annotated[tuple[str, ...], Reads("top_logprobs", optional=True)] = Field(
-        default=(), description="in its place: stages `top_logprobs` that have read all rows, trained and held out"
+        default=(), description="instead of a model: stages `top_logprobs` that have read all rows, also held-out ones"
     )
 
     @model_validator(mode="after")
@@ -52,18 +54,18 @@ class DistillationConfig(SupervisedPolicyConfig):
         description="name of an entry of the recipe's `data`, format conversations"
     )
     validation: ConversationsValidation | None = Field(
-        default=None, description="held-out rows whose loss is measured while it trains; none: the last weights"
+        default=None, description="validation on held-out rows during training; none: the result is the last weights"
     )
-    teacher: TeacherConfig = Field(description="what the student learns from")
+    teacher: TeacherConfig = Field(description="the model to learn from")
     divergence: Literal["forward_kl", "reverse_kl", "jensen_shannon"] = Field(
-        default="forward_kl", description="of the student from the teacher; of stored log-probs it is forward_kl"
+        default="forward_kl", description="divergence of the student from the teacher; forward_kl with stored log-probs"
     )
     teacher_weight: MixtureWeight = Field(default=0.5, description="jensen_shannon: the teacher's share of the mixture")
     temperature: DistillationTemperature = Field(
-        default=1.0, description="of both distributions; with stored log-probs it is theirs"
+        default=1.0, description="temperature of both distributions; with stored log-probs, theirs"
     )
     cross_entropy_coefficient: Coefficient = Field(
-        default=0.0, description="weight of the usual cross-entropy of the rows' own tokens"
+        default=0.0, description="weight of the cross-entropy of the rows' own tokens"
     )
 
     @property

@@ -24,18 +24,17 @@ class EvaluationConfig(EnginesConfig):
         description="name of an entry of the recipe's `data`, format prompts"
     )
     scorers: dict[JudgeName, ScorerConfig] = Field(
-        min_length=1, description="name -> 0-1 score; the first is the main one"
+        min_length=1, description="scorers by name, each from 0 to 1; the first is the main one"
     )
-    sampling: SamplingConfig = Field(description="of the sampled completions; pass@1 is greedy")
-    samples: Samples = Field(default=8, description="sampled completions of each prompt, for pass@k; 0: greedy only")
-    pass_at: tuple[GroupSize, ...] = Field(default=(1, 8), description="each k of pass@k")
+    sampling: SamplingConfig = Field(description="sampling settings of pass@k; pass@1 is greedy")
+    samples: Samples = Field(default=8, description="sampled completions per prompt, for pass@k; 0: greedy only")
+    pass_at: tuple[GroupSize, ...] = Field(default=(1, 8), description="values of k of pass@k")
     environment: AnyEnvironment = since_default(
         SingleTurn(),
-        description="what the model talks with, turn by turn; scorers of text judge its last reply; by default "
-        "there is one",
+        description="the environment of an episode; scorers of text judge its last reply; default: one reply",
     )
     models: Annotated[tuple[str, ...] | None, Reads("model", each="model")] = Field(
-        default=None, description="stages whose models are compared; none: all above that make a model"
+        default=None, description="stages of the models to compare; none: all above that make a model"
     )
 
     @model_validator(mode="after")

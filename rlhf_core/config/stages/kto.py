@@ -26,14 +26,14 @@ class KTOConfig(ReferencedConfig):
         description="name of an entry of the recipe's `data`, format unpaired"
     )
     validation: UnpairedValidation | None = Field(
-        default=None, description="held-out rows whose loss is measured while it trains; none: the last weights"
+        default=None, description="validation on held-out rows during training; none: the result is the last weights"
     )
-    beta: PreferenceBeta = Field(default=0.1, description="how strongly the policy is held to the reference")
-    desirable_weight: Coefficient = Field(default=1.0, description="factor of the loss of good completions")
+    beta: PreferenceBeta = Field(default=0.1, description="strength of the regularisation towards the reference")
+    desirable_weight: Coefficient = Field(default=1.0, description="weight of the loss of good completions")
     undesirable_weight: Coefficient = Field(
         default=1.0,
-        description="factor of the loss of bad ones; the paper keeps desirable_weight x good rows between 1 and 4/3 of "
-        "undesirable_weight x bad rows",
+        description="weight of the loss of bad ones; the paper keeps desirable_weight x good rows between 1 and 4/3 "
+        "of undesirable_weight x bad rows",
     )
 
     def one_label(self, label: float) -> str:

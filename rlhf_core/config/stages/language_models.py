@@ -18,7 +18,7 @@ def _dataset(data_format: str) -> Any:
 
 def _validation() -> Any:
     return Field(
-        default=None, description="held-out rows whose loss is measured while it trains; none: the last weights"
+        default=None, description="validation on held-out rows during training; none: the result is the last weights"
     )
 
 

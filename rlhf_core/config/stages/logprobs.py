@@ -18,10 +18,14 @@ class ReadingConfig(RanksConfig):
     """A forward pass of a model over a dataset; each subclass declares the dataset with its format."""
 
     model: Annotated[str | None, Reads("model")] = Field(
-        default=None, description="the stage whose model reads them; none: the last one above that makes a model"
+        default=None, description="stage of the model that reads them; none: the last one above that makes a model"
     )
-    max_length: TrainedTokens = Field(description="longest sequence in tokens, as in the stage that reads the result")
-    engine: EngineConfig = Field(default=EngineConfig(), description="how the model is run, best as its reader")
+    max_length: TrainedTokens = Field(
+        description="maximum sequence length in tokens, as in the stage that reads the result"
+    )
+    engine: EngineConfig = Field(
+        default=EngineConfig(), description="engine settings, best those of the stage that reads the result"
+    )
 
     def held_models(self) -> Sequence[Sequence[HeldModel]]:
         return ((HeldModel("model", self.engine, self.placement),),)
@@ -37,8 +41,7 @@ class LogprobsConfig(ReadingConfig):
     )
     reference: Annotated[str | None, Reads("logprobs", optional=True)] = Field(
         default=None,
-        description="another stage `logprobs`, which has read the same pairs: the model is compared with that one's; "
-        "none: it is not",
+        description="another stage `logprobs` on the same pairs, to compare the model with; none: no comparison",
     )
 
     @property
@@ -54,8 +57,12 @@ class TopLogprobsConfig(ReadingConfig):
     dataset: Annotated[str, Reads("dataset", format="conversations", only_read=True)] = Field(
         description="name of an entry of the recipe's `data`, format conversations"
     )
-    k: StoredTokens = Field(default=64, description="how many tokens in each place; all, if the vocabulary has no more")
-    temperature: DistillationTemperature = Field(default=1.0, description="of the distribution, and of its student's")
+    k: StoredTokens = Field(
+        default=64, description="number of tokens at each position; all, if the vocabulary has no more"
+    )
+    temperature: DistillationTemperature = Field(
+        default=1.0, description="temperature of the distribution, and of its student's"
+    )
 
     @property
     def makes(self) -> Role:

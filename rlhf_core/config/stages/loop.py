@@ -22,25 +22,25 @@ class GateConfig(Config):
     """
 
     evaluation: str = Field(default="evaluation", description="the stage that evaluates `accepted` and the candidate")
-    scorer: JudgeName | None = Field(default=None, description="that is compared; none: the evaluation's first")
+    scorer: JudgeName | None = Field(default=None, description="scorer to compare; none: the evaluation's first")
     completions: Literal["greedy", "sampled"] = Field(
         default="greedy", description="the score of each prompt's greedy completion, or the mean of its sampled ones"
     )
     margin: Margin = Field(
         default=0.0,
-        description="how much lower the mean score may be at the lower end of the 95 % interval of the difference; "
-        "less than 0: how much higher it must be",
+        description="maximum decrease of the mean score at the lower end of the 95 % interval of the difference; less "
+        "than 0: the minimum increase",
     )
 
 
 class LoopConfig(Config):
     """The recipe is run in rounds. Its stages refer to the last accepted model as `accepted`."""
 
-    start: str = Field(description="the stage whose model is `accepted` until a candidate is")
-    candidate: str = Field(description="the stage whose model a round offers")
-    prompts: str = Field(description="an entry of `data`, format prompts: each round has rows that none had before")
-    prompts_per_round: Rows = Field(description="how many of them")
-    gate: GateConfig = Field(default=GateConfig(), description="which candidates are accepted")
+    start: str = Field(description="stage of the model that is `accepted` until a candidate is")
+    candidate: str = Field(description="stage of a round's candidate model")
+    prompts: str = Field(description="an entry of `data`, format prompts; each round takes unused rows")
+    prompts_per_round: Rows = Field(description="number of rows per round")
+    gate: GateConfig = Field(default=GateConfig(), description="acceptance criterion of candidates")
 
 
 class RoundPromptsConfig(StageConfig):
@@ -48,9 +48,9 @@ class RoundPromptsConfig(StageConfig):
 
     dataset: Annotated[str, Reads("dataset", format="prompts", images=True)] = Field(description="the loop's prompts")
     previous: Annotated[str | None, Reads("dataset", optional=True)] = Field(
-        default=None, description="the prompts of the round before"
+        default=None, description="the previous round's prompts"
     )
-    count: Rows = Field(description="rows that a round has")
+    count: Rows = Field(description="number of rows per round")
 
     @property
     def makes(self) -> Role:
@@ -60,9 +60,9 @@ class RoundPromptsConfig(StageConfig):
 class RoundConfig(StageConfig):
     """The end of a round, added by the pipeline: its inputs, and whether its candidate is accepted."""
 
-    accepted: Annotated[str, Reads("model")] = Field(description="the model that the round started from")
-    candidate: Annotated[str, Reads("model")] = Field(description="the model that it offers")
-    prompts: Annotated[str, Reads("dataset")] = Field(description="the prompts that it used")
-    accepted_evaluation: Annotated[str, Reads("evaluation")] = Field(description="of the accepted model")
-    candidate_evaluation: Annotated[str, Reads("evaluation")] = Field(description="of the candidate")
-    gate: GateConfig = Field(description="which candidates are accepted")
+    accepted: Annotated[str, Reads("model")] = Field(description="the round's initial model")
+    candidate: Annotated[str, Reads("model")] = Field(description="its candidate")
+    prompts: Annotated[str, Reads("dataset")] = Field(description="its prompts")
+    accepted_evaluation: Annotated[str, Reads("evaluation")] = Field(description="evaluation of the accepted model")
+    candidate_evaluation: Annotated[str, Reads("evaluation")] = Field(description="evaluation of the candidate")
+    gate: GateConfig = Field(description="acceptance criterion of candidates")

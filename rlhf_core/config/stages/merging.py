@@ -16,7 +16,7 @@ class MergeConfig(NamedStageConfig):
 
     adapter: Annotated[str, Reads("adapter")] = Field(description="the stage that trained the adapter")
     model: Annotated[str | None, Reads("model", of="adapter")] = Field(
-        default=None, description="the stage whose model it is folded into; none: the one that it was trained on"
+        default=None, description="stage of the model to merge it into; none: the one that it was trained on"
     )
 
     @property
@@ -29,8 +29,8 @@ class MergeConfig(NamedStageConfig):
 
 
 class OtherModelConfig(Config):
-    model: Annotated[str, Reads("model")] = Field(description="the stage whose model it is")
-    weight: MergeWeight = Field(description="how much of it is in the result")
+    model: Annotated[str, Reads("model")] = Field(description="stage of the model")
+    weight: MergeWeight = Field(description="its weight in the result")
 
 
 class MergeModelsConfig(NamedStageConfig):
@@ -45,9 +45,9 @@ class MergeModelsConfig(NamedStageConfig):
     """
 
     model: Annotated[str | None, Reads("model")] = Field(
-        default=None, description="the stage whose model is W; none: the last one above that makes a model"
+        default=None, description="stage of the model W; none: the last one above that makes a model"
     )
-    method: Literal["linear", "slerp", "ties"] = Field(description="how they are merged")
+    method: Literal["linear", "slerp", "ties"] = Field(description="merge method")
     others: tuple[OtherModelConfig, ...] = Field(min_length=1, description="the other models, with their weights")
     density: PositiveShare = Field(default=0.2, description="ties: share of a change's entries that are kept")
     scale: Coefficient = Field(default=1.0, description="ties: factor of the merged change")

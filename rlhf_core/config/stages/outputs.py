@@ -19,7 +19,7 @@ class ArtifactConfig(NamedStageConfig):
         "`model/alias`, or `alias` where only one model has it"
     )
     on_overlap: OnOverlap = operational(
-        "error", description="where it is a dataset: of a row that is trained on and has a prompt that is evaluated on"
+        "error", description="of a dataset: treatment of training rows with a prompt that is evaluated on"
     )
 
     @property
@@ -28,5 +28,5 @@ class ArtifactConfig(NamedStageConfig):
 
 
 class ReportConfig(StageConfig):
-    title: str = Field(default="", description="of the page; empty: `Alignment run`, and the recipe's name")
-    samples: ShownPrompts = Field(default=12, description="prompts whose answers are shown, before and after")
+    title: str = Field(default="", description="title of the page; empty: `Alignment run`, and the recipe's name")
+    samples: ShownPrompts = Field(default=12, description="number of prompts whose answers are shown, before and after")

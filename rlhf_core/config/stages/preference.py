@@ -20,14 +20,13 @@ class PreferenceConfig(ReferencedConfig):
         description="name of an entry of the recipe's `data`, format preferences"
     )
     validation: PairsWithImagesValidation | None = Field(
-        default=None, description="held-out rows whose loss is measured while it trains; none: the last weights"
+        default=None, description="validation on held-out rows during training; none: the result is the last weights"
     )
     losses: dict[JudgeName, PreferenceLossConfig] = Field(
-        min_length=1, description="name -> loss; their weighted sum is minimised, and the first one's rewards are shown"
+        min_length=1,
+        description="losses by name; their weighted sum is minimised, and the first one's rewards reported",
     )
-    reference: PairReferenceConfig = Field(
-        default=PairReferenceConfig(), description="what the policy is compared with"
-    )
+    reference: PairReferenceConfig = Field(default=PairReferenceConfig(), description="the reference of the loss")
 
     @property
     def uses_reference(self) -> bool:

@@ -32,7 +32,7 @@ class PreferenceLossConfig(TypedConfig):
     family: ClassVar[str] = "preference loss"
     uses_reference: ClassVar[bool] = False
 
-    weight: PositiveCoefficient = Field(default=1.0, description="factor of this loss in the sum")
+    weight: PositiveCoefficient = Field(default=1.0, description="weight of this loss in the sum")
 
     @classmethod
     def classes(cls) -> Mapping[str, type[Self]]:
@@ -49,9 +49,9 @@ class ReferenceLoss(PreferenceLossConfig):
     family: ClassVar[str] = "preference loss with a reference"
     uses_reference: ClassVar[bool] = True
 
-    beta: PreferenceBeta = _beta(0.1, "how strongly the policy is held to the reference: a reward is beta r")
+    beta: PreferenceBeta = _beta(0.1, "strength of the regularisation towards the reference: a reward is beta r")
     logprobs: Literal["sum", "mean"] = Field(
-        default="sum", description="of a completion: the sum over its tokens, or, normalised by length, their mean"
+        default="sum", description="log-prob of a completion: sum over its tokens, or, normalised by length, mean"
     )
 
 
@@ -62,10 +62,10 @@ class DivergenceLoss(ReferenceLoss):
 
     divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = Field(
         default="reverse_kl",
-        description="what holds the policy to the reference; with u = exp(r) the reward is beta log u, -beta / u, "
-        "beta log(2 u / (1 + u)) or beta (1 - u^-alpha) / alpha",
+        description="f-divergence of policy and reference; with u = exp(r) the reward is beta log u, -beta / u, beta "
+        "log(2 u / (1 + u)) or beta (1 - u^-alpha) / alpha",
     )
-    alpha: DivergenceAlpha | None = Field(default=None, description="of the alpha-divergence")
+    alpha: DivergenceAlpha | None = Field(default=None, description="alpha of the alpha-divergence")
 
     @model_validator(mode="after")
     def _alpha_is_used(self) -> Self:
@@ -84,7 +84,7 @@ class DPOConfig(DivergenceLoss):
     """
 
     type: Literal["dpo"]
-    label_smoothing: LabelSmoothing = Field(default=0.0, description="share of the pairs that are labelled wrongly")
+    label_smoothing: LabelSmoothing = Field(default=0.0, description="share of wrongly labelled pairs")
 
 
 class RobustDPOConfig(DivergenceLoss):
@@ -93,7 +93,7 @@ class RobustDPOConfig(DivergenceLoss):
     """
 
     type: Literal["robust_dpo"]
-    label_smoothing: RobustSmoothing = Field(description="share of the pairs that are labelled wrongly")
+    label_smoothing: RobustSmoothing = Field(description="share of wrongly labelled pairs")
 
 
 class IPOConfig(ReferenceLoss):
@@ -112,7 +112,7 @@ class EXOConfig(DivergenceLoss):
     """Reverse KL from the labels, smoothed to (1 - s, s), to the softmax of the rewards, eq. 16 of arXiv:2402.00856."""
 
     type: Literal["exo"]
-    label_smoothing: ExoSmoothing = Field(default=1e-3, description="probability that is given to the rejected one")
+    label_smoothing: ExoSmoothing = Field(default=1e-3, description="probability of the rejected one in the labels")
 
 
 class APOZeroConfig(ReferenceLoss):
@@ -141,7 +141,7 @@ class SimPOConfig(PreferenceLossConfig):
 
     type: Literal["simpo"]
     beta: PreferenceBeta = _beta(2.0, "a reward is beta times the mean log-prob of the tokens")
-    margin: Coefficient = Field(default=1.0, description="how far apart the two rewards should be at least")
+    margin: Coefficient = Field(default=1.0, description="minimum difference of the two rewards")
 
 
 class ORPOConfig(PreferenceLossConfig):

@@ -17,9 +17,11 @@ REFERENCE_INPUT = "reference.model"
 
 class ReferenceConfig(Config):
     model: Annotated[str | None, Reads("model", optional=True)] = Field(
-        default=None, description="the stage whose model is the reference; none: the model that training starts from"
+        default=None, description="stage of the reference model; none: the initial model"
     )
-    engine: EngineConfig | None = Field(default=None, description="how the reference is run; none: as the policy")
+    engine: EngineConfig | None = Field(
+        default=None, description="engine settings of the reference; none: those of the policy"
+    )
     offload: bool = operational(
         False, description="keep the reference's weights in host memory, except while it computes"
     )
@@ -28,19 +30,19 @@ class ReferenceConfig(Config):
 class PairReferenceConfig(ReferenceConfig):
     logprobs: Annotated[tuple[str, ...], Reads("logprobs", optional=True)] = Field(
         default=(),
-        description="stages `logprobs` that have read all pairs, trained and held out, with the reference; none: it "
-        "reads them while training",
+        description="stages `logprobs` that have read all pairs, training and held-out, with the reference; none: "
+        "computed during training",
     )
 
 
 class ReferencedConfig(SupervisedPolicyConfig):
     """A policy trained against a reference, if its loss has one."""
 
-    reference: ReferenceConfig = Field(default=ReferenceConfig(), description="what the policy is compared with")
+    reference: ReferenceConfig = Field(default=ReferenceConfig(), description="the reference of the loss")
     dropout: bool = Field(
         default=False,
         description="train with the dropout and router noise of the model's config.json, and with that of an adapter: "
-        "then a policy that equals its reference does not agree with it",
+        "log-probs then differ between equal policy and reference",
     )
 
     @property

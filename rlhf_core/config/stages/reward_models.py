@@ -23,9 +23,8 @@ def _dataset(data_format: str) -> Any:
 def _validation(judged: str) -> Any:
     return Field(
         default=None,
-        description="held-out rows whose loss is measured while it trains; none: the last weights, judged by 5 % of "
-        f"the {judged}, held out; else all rows of the dataset are trained on, and rewards are normalised by those of "
-        "the held-out ones",
+        description="validation on held-out rows during training, which also normalise the rewards; none: the result "
+        f"is the last weights, evaluated on 5 % of the {judged}, which are not trained on",
     )
 
 
@@ -73,7 +72,7 @@ class RewardModelConfig(SupervisedRewardConfig):
         default=0.0, description="weight of the language-model loss on chosen completions"
     )
     centring_coefficient: Coefficient = Field(
-        default=0.0, description="weight of (chosen reward + rejected reward)^2, which keeps the mean of rewards near 0"
+        default=0.0, description="weight of (chosen reward + rejected reward)^2, which keeps the mean reward near 0"
     )
 
 
@@ -112,7 +111,7 @@ class ProcessRewardModelConfig(SupervisedRewardConfig):
     validation: StepwiseValidation | None = _validation("rows")
     separator: str = Field(
         default="\n", min_length=1,
-        description="text that joins the steps; a reward `process_reward_model` of it must have the same",
+        description="separator of the steps; a reward `process_reward_model` must have the same",
     )  # fmt: skip
 
     def as_read(self, row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from rlhf_core.config.texts import JudgeName
 
 
 class ComparedConfig(Config):
-    model: Annotated[str, Reads("model")] = Field(description="the stage whose model it is")
+    model: Annotated[str, Reads("model")] = Field(description="stage of the model")
 
 
 class GenerateConfig(EnginesConfig):
@@ -33,24 +33,25 @@ class GenerateConfig(EnginesConfig):
         description="name of an entry of the recipe's `data`, format prompts"
     )
     model: Annotated[str | None, Reads("model")] = Field(
-        default=None, description="the stage whose model samples; none: the last one above that makes a model"
+        default=None, description="stage of the model that samples; none: the last one above that makes a model"
     )
-    samples: GroupSize = Field(default=8, description="completions of each prompt")
+    samples: GroupSize = Field(default=8, description="completions per prompt")
     rewards: dict[JudgeName, CompletionReward] = Field(
-        default={}, description="name -> reward of each completion, and its weight in their sum, `reward`"
+        default={}, description="rewards by name, each with its weight in the sum, `reward`"
     )
     reference: ComparedConfig | None = since_default(
-        None, description="the model to which the KL of the completions is measured; none: it is not"
+        None, description="reference model of the completions' KL; none: not measured"
     )
     keep_tokens: bool = Field(default=False, description="write the log-prob of each token beside the tokens")
     engine: EngineConfig = Field(
         default=EngineConfig(),
-        description="how models are run that read the completions: reward models, and for `reference` both models",
+        description="engine settings of the models that read the completions: reward models, and for `reference` both "
+        "models",
     )
     placement: Placement = operational(
-        Placement, description="what the workers of such a model reserve, one model at a time, after the engines"
+        Placement, description="resources of these models' workers, one model at a time, after the engines"
     )
-    prompts_per_call: GroupSize = operational(256, description="prompts that the engines are given at a time")
+    prompts_per_call: GroupSize = operational(256, description="number of prompts sent to the engines at a time")
 
     @property
     def makes(self) -> Role:
@@ -165,7 +166,7 @@ class FromCompletions(_FromDataset):
     )
     drop_truncated: bool = Field(
         default=False,
-        description="leave out completions that were cut at `max_tokens`; else they are used, and no end is trained",
+        description="drop completions truncated at `max_tokens`; else they are used, without training an end",
     )
 
     @property
@@ -181,12 +182,12 @@ class PairsConfig(FromCompletions):
 
     select: Literal["best_worst", "all"] = Field(
         default="best_worst",
-        description="one pair a prompt, of the highest and the lowest reward; or all pairs, which with `judge` need no "
-        "rewards",
+        description="one pair per prompt, of the highest and the lowest reward; or all pairs, which with `judge` need "
+        "no rewards",
     )
-    margin: RewardGap = Field(default=0.0, description="two rewards must be further apart than this")
+    margin: RewardGap = Field(default=0.0, description="minimum difference of two rewards, exclusive")
     judge: PairJudgeConfig | None = Field(
-        default=None, description="a model that decides which of a pair is better; none: the rewards do"
+        default=None, description="a model that chooses the better of a pair; none: by the rewards"
     )
 
     @property
@@ -214,8 +215,8 @@ class UnpairedConfig(FromCompletions):
     dataset: Annotated[str, Reads("dataset", format="completions", only_read=True)] = Field(
         description="a stage `generate`, or an entry of the recipe's `data`, format completions"
     )
-    threshold: Reward = Field(description="completions of this reward or more are good, those of less are bad")
-    margin: RewardGap = Field(default=0.0, description="rewards that are closer to the threshold are left out")
+    threshold: Reward = Field(description="minimum reward of good completions; those below are bad")
+    margin: RewardGap = Field(default=0.0, description="completions with a reward closer to the threshold are dropped")
 
 
 class BestOfNConfig(FromCompletions):
@@ -224,7 +225,7 @@ class BestOfNConfig(FromCompletions):
     made_format: ClassVar[str] = "conversations"
 
     least_reward: Reward | None = Field(
-        default=None, description="prompts whose best has less are left out; none: all are kept"
+        default=None, description="minimum reward of the best completion; prompts below are dropped; none: all are kept"
     )
 
 
@@ -242,9 +243,9 @@ class _Condition(Config):
 
     text: Annotated[str, AfterValidator(_has_one_place)] = Field(
         default=f"\nReward: {REWARD_PLACE}",
-        description=f"what is added to the last message of the user; the reward stands in place of {REWARD_PLACE}",
+        description=f"text appended to the last message of the user; the reward replaces {REWARD_PLACE}",
     )
-    decimals: Decimals = Field(default=1, description="of the reward, as it is written")
+    decimals: Decimals = Field(default=1, description="decimals of the reward in the text")
 
 
 class ConditionalConfig(FromCompletions, _Condition):
@@ -261,4 +262,4 @@ class ConditionalPromptsConfig(_FromDataset, _Condition):
     dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True, images=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
-    reward: Reward = Field(description="that is asked for: mostly the highest that was trained on")
+    reward: Reward = Field(description="reward in the prompts, usually the highest of the training data")

@@ -38,15 +38,15 @@ class MuonConfig(Config):
     """Momentum with matrices orthogonalised by Newton-Schulz iterations, arXiv:2502.16982."""
 
     momentum: Decay = Field(default=0.95, description="decay of the mean of the gradient")
-    nesterov: bool = Field(default=True, description="look one step ahead along the momentum")
-    ns_steps: Iterations = Field(default=5, description="Newton-Schulz iterations")
+    nesterov: bool = Field(default=True, description="use Nesterov momentum")
+    ns_steps: Iterations = Field(default=5, description="number of Newton-Schulz iterations")
     scale: Literal["match_rms_adamw", "original"] = Field(
         default="match_rms_adamw",
-        description="of an update, by its matrix's shape (A, B): 0.2 sqrt(max(A, B)), so that AdamW's learning rate "
-        "fits, or sqrt(max(1, A / B))",
+        description="scale of an update by its matrix's shape (A, B): 0.2 sqrt(max(A, B)), which suits AdamW's "
+        "learning rate, or sqrt(max(1, A / B))",
     )
     adamw_learning_rate: LearningRate | None = Field(
-        default=None, description="of the weights that AdamW trains; none: the same"
+        default=None, description="learning rate of the weights trained by AdamW; none: the same"
     )
 
 
@@ -56,19 +56,21 @@ class OptimizerConfig(Config):
         description="muon trains the matrices of the hidden layers; AdamW embeddings, heads, vectors, stacked experts",
     )
     muon: MuonConfig | None = Field(default=None, description="settings of Muon; none: its defaults")
-    learning_rate: LearningRate = Field(description="the highest, after the warm-up")
+    learning_rate: LearningRate = Field(description="maximum learning rate, after the warm-up")
     betas: tuple[Beta, Beta] = Field(
         default=(0.9, 0.95), description="decay of the mean and of the square of the gradient"
     )
-    weight_decay: WeightDecay = Field(default=0.0, description="decoupled")
+    weight_decay: WeightDecay = Field(default=0.0, description="decoupled weight decay")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="cosine", description="of the learning rate after the warm-up"
+        default="cosine", description="schedule of the learning rate after the warm-up"
     )
-    warmup_share: Share = Field(default=0.05, description="share of the steps in which the rate rises from zero")
-    final_learning_rate_share: Share = Field(default=0.1, description="of the highest rate, at the end")
-    max_gradient_norm: GradientNorm = Field(default=1.0, description="a longer gradient is scaled down to this")
+    warmup_share: Share = Field(default=0.05, description="share of the steps with a rate rising from zero")
+    final_learning_rate_share: Share = Field(default=0.1, description="final rate, as a share of the maximum")
+    max_gradient_norm: GradientNorm = Field(
+        default=1.0, description="maximum norm of the gradient, to which longer ones are scaled down"
+    )
     max_skipped_updates: Steps = operational(
-        3, description="updates skipped in a row, since their gradient was not finite, that end the run"
+        3, description="number of consecutive updates skipped for a non-finite gradient that ends the run"
     )
 
     @model_validator(mode="after")
@@ -93,9 +95,9 @@ class OptimizerConfig(Config):
 
 
 class LoraConfig(Config):
-    rank: LoraRank = Field(description="of the adapter's matrices")
+    rank: LoraRank = Field(description="rank of the adapter's matrices")
     alpha: LoraAlpha = Field(default=32.0, description="the adapter's output is scaled by alpha / rank")
-    dropout: Dropout = Field(default=0.0, description="before the adapter")
+    dropout: Dropout = Field(default=0.0, description="dropout before the adapter")
     target_modules: Literal["all-linear"] | Annotated[tuple[NonEmpty, ...], Field(min_length=1)] = Field(
         default="all-linear",
         description="names of the layers that get an adapter; in a mixture-of-experts model all-linear leaves out the "
@@ -144,13 +146,13 @@ class RanksConfig(NamedStageConfig):
 
     dataset: str
     model: Annotated[str | None, Reads("model")] = Field(
-        default=None, description="the stage whose model it starts from; none: the last one above that makes a model"
+        default=None, description="stage of the initial model; none: the last one above that makes a model"
     )
-    max_length: TrainedTokens = Field(description="longest sequence in tokens; a longer one is an error")
-    engine: EngineConfig = Field(default=EngineConfig(), description="how the model is trained")
-    placement: Placement = operational(Placement, description="what its workers reserve")
+    max_length: TrainedTokens = Field(description="maximum sequence length in tokens; a longer one is an error")
+    engine: EngineConfig = Field(default=EngineConfig(), description="engine settings of the model")
+    placement: Placement = operational(Placement, description="resources of its workers")
     processes: Processes = operational(
-        1, description="that tokenise its datasets before its workers start; CPUs are not reserved for them"
+        1, description="processes that tokenise its datasets before its workers start; CPUs are not reserved for them"
     )
 
     def reserves(self) -> Reservation:
@@ -175,10 +177,10 @@ class SupervisedConfig(SeededConfig, RanksConfig):
     SMALLEST_STEP: ClassVar[int] = 1  # examples that the loss of a step needs
 
     validation: SupervisedValidationConfig | None = None
-    epochs: Epochs = Field(default=1, description="passes over the dataset")
-    max_steps: Steps | None = Field(default=None, description="optimizer steps at most; none: all epochs")
-    batch_size: BatchSize = Field(description="sequences of one optimizer step, over all workers")
-    optimizer: OptimizerConfig = Field(description="of the weights")
+    epochs: Epochs = Field(default=1, description="number of passes over the dataset")
+    max_steps: Steps | None = Field(default=None, description="maximum number of optimizer steps; none: all epochs")
+    batch_size: BatchSize = Field(description="sequences per optimizer step, over all workers")
+    optimizer: OptimizerConfig = Field(description="optimizer of the weights")
     moe_coefficient: Coefficient = Field(
         default=0.0, description="weight of a mixture-of-experts model's load-balancing loss"
     )
@@ -186,9 +188,9 @@ class SupervisedConfig(SeededConfig, RanksConfig):
         default=True,
         description="train with the dropout and router noise of the model's config.json, and with that of an adapter",
     )
-    log_every: Steps = operational(10, description="steps between two lines of metrics")
+    log_every: Steps = operational(10, description="interval of metrics, in steps")
     checkpoint: CheckpointConfig = operational(
-        CheckpointConfig, description="how often the state is saved, from which a killed job resumes"
+        CheckpointConfig, description="interval of checkpoints, from which a killed job resumes"
     )
 
     @model_validator(mode="after")
@@ -210,8 +212,7 @@ class SupervisedConfig(SeededConfig, RanksConfig):
         return frozenset({"validation"}) if self.validation is None else frozenset()
 
     def steps_of_epoch(self, num_examples: int) -> int:
-        """Return the steps of an epoch; the last takes the remaining examples, or the one before if these are too few.
-        """
+        """Return the steps of an epoch; the last takes the remaining examples, or if too few the one before does."""
         whole, left = divmod(num_examples, self.batch_size)
         return whole + (left >= self.SMALLEST_STEP) if whole else min(left, 1)
 

@@ -42,7 +42,7 @@ class _Validation(Config):
     every_steps: Steps = Field(description="steps between two validations; the last step is validated too")
     metric: str
     keep: Literal["best", "last"] = Field(
-        default="best", description="the stage's result: the weights that were validated best, or the last ones"
+        default="best", description="weights in the stage's result: the best by validation, or the last"
     )
     also: dict[str, Any] = Field(default={}, description=_NAMED)
 
@@ -73,13 +73,13 @@ class ValidationSet(Config):
         description="name of an entry of the recipe's `data`, format prompts"
     )
     scorers: dict[JudgeName, ScorerConfig] = Field(
-        min_length=1, description="name -> 0-1 score; the first is the main one"
+        min_length=1, description="scorers by name, each from 0 to 1; the first is the main one"
     )
     samples: Samples = Field(
-        default=0, description="sampled completions of each prompt, besides the greedy one; 0: greedy only"
+        default=0, description="sampled completions per prompt, besides the greedy one; 0: greedy only"
     )
     sampling: SamplingConfig | None = Field(
-        default=None, description="of the sampled completions, and `max_tokens` of all; none: as in the rollouts"
+        default=None, description="settings of sampled completions, and `max_tokens` of all; none: as in the rollouts"
     )
 
     @model_validator(mode="after")
@@ -106,9 +106,9 @@ class ValidationConfig(_Validation, ValidationSet):
 
     metric: str = Field(
         default="mean_score",
-        description="the metric to maximise: `mean_score` or `pass@1` of greedy completions, "
-        "`sampled_mean_score`, `sampled_pass@1` or, with N samples, `pass@N`; of another than the main scorer, "
-        "`SCORER/…`; of a set in `also`, `NAME/…`",
+        description="the metric to maximise: `mean_score` or `pass@1` of greedy completions, `sampled_mean_score`, "
+        "`sampled_pass@1` or, with N samples, `pass@N`; for another scorer than the main one, `SCORER/…`; for a set "
+        "in `also`, `NAME/…`",
     )
     also: dict[str, ValidationSet] = Field(default={}, description=_NAMED)
 
@@ -133,7 +133,7 @@ class SupervisedValidationConfig(_Validation):
     MEASURED: ClassVar[tuple[str, ...]] = ("loss",)  # what `metric` may name of each set
     MAXIMISED: ClassVar[frozenset[str]] = frozenset({"accuracy"})
 
-    metric: str = Field(default="loss", description="lowest is best: `loss`; of a set in `also`, `NAME/loss`")
+    metric: str = Field(default="loss", description="the metric to minimise: `loss`; for a set in `also`, `NAME/loss`")
 
     @property
     def maximise(self) -> bool:
@@ -218,7 +218,7 @@ class _AccuracyValidation(SupervisedValidationConfig):
 
     metric: str = Field(
         default="loss",
-        description="`loss`, lowest is best, or `accuracy`, highest is best; of a set in `also`, `NAME/…`",
+        description="`loss`, lowest is best, or `accuracy`, highest is best; for a set in `also`, `NAME/…`",
     )
 
 

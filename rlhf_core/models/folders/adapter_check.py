@@ -33,7 +33,7 @@ def adapter_problems(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
     if (task := config.get("task_type")) not in _TASKS:
         yield f"its task_type is {task}, and adapters are merged into models of CAUSAL_LM or SEQ_CLS"
     if (how := config.get("init_lora_weights", True)) not in _INITIALISED:
-        yield f"it began by other weights of its base than those that are stored (init_lora_weights is {how!r})"
+        yield f"its base weights were modified at initialisation (init_lora_weights={how!r})"
     others = sorted(name for name, value in config.items() if value and name not in _MERGED | _BESIDE)
     if others:
         yield f"it uses {', '.join(others)}, which cannot be merged into weights here"

@@ -1,1 +1,1 @@
-"""Checks that one kind of stage brings itself; rlhf_core/stages/table.py names them."""
+"""Checks of single kinds of stages; rlhf_core/stages/table.py lists them."""

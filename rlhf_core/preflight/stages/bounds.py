@@ -1,4 +1,4 @@
-"""Between which numbers the rewards of a recipe are."""
+"""Bounds of a recipe's rewards."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Bounds = tuple[float, float]  # the lowest and the highest that a reward may be
 
 
 def bounds_of_sum(rewards: Iterable[RewardConfig], *, environment: Bounds | None = None) -> Bounds | None:
-    """The lowest and the highest sum of the rewards, each by its weight; None: not known before they are given.
+    """Return the lowest and the highest weighted sum of the rewards; None if not known in advance.
 
-    environment: what that gives in an episode, at least and at most.
+    environment: the bounds of the environment's reward of an episode.
     """
     low = high = 0.0
     for reward in rewards:

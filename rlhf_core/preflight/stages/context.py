@@ -1,4 +1,4 @@
-"""The checks that stages bring: each stage's own function, called for each of its nodes before anything runs."""
+"""Runs the checks of stages: each stage's own function, called for each of its nodes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlhf_core.recipe.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A sentence to know that is no mistake. A check yields problems as plain text."""
+    """A message that is not an error. A check yields problems as plain text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckContext:
-    """The recipe, and everything of its inputs that could be read without running anything."""
+    """The recipe, and all of its inputs that are readable without running anything."""
 
     recipe: Recipe
     root: Path  # its folder
@@ -33,7 +33,7 @@ class CheckContext:
 
 
 def check_stages(context: CheckContext) -> tuple[list[str], list[str]]:
-    """The problems and the notes of all nodes."""
+    """Return the problems and the notes of all nodes."""
     problems, notes = [], []
     for node in context.nodes.values():
         for found in load_function(node.stage.checks)(node.config, node, context) if node.stage.checks else ():

@@ -1,4 +1,4 @@
-"""The stage `overlap` before anything runs: do the rows that could be read have prompts that are tested on?"""
+"""Checks of the stage `overlap`: whether the readable rows have held-out prompts."""
 
 from __future__ import annotations
 

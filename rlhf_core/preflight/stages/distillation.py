@@ -1,4 +1,4 @@
-"""Distillation before anything runs: can the teacher teach this student, and has it read all rows?"""
+"""Checks of distillation: whether teacher and student are compatible, and stored log-probs cover all rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hints of teachers before anything runs: every row must have what they write, and leave room for it."""
+"""Checks of teachers' hints: every row must have the columns of their template, and leave room for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOKENISED_ROWS = 1000  # of each dataset, those with the longest hints
 
 
 def hint_problem(config: RLConfig, template: str, model: BaseModel | None, context: CheckContext) -> str | None:
-    """Why a row of the stage's dataset cannot have the hint `template`, as far as rows are at hand."""
+    """Return the reason why a readable row of the stage's dataset cannot have the hint `template`; None if all can."""
     rows = context.samples.get(config.dataset)
     if rows is None:
         return None

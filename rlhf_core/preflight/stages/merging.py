@@ -1,4 +1,4 @@
-"""Merges before anything runs: have the models the same shape and tokens?"""
+"""Checks of merges: whether the models have the same shape and tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_core.preflight.stages.tokens import same_tokens
 
 
 def merge(config: MergeConfig, node: Draft, context: CheckContext) -> Iterator[str]:
-    """A merge into another model than the adapter was trained on."""
+    """Yield a problem for a merge into another model than the adapter's base."""
     adapter = context.nodes[node.inputs["adapter"]]
     model, trained_on = context.models.get(node.name), context.models.get(adapter.name)
     if model is None or trained_on is None:

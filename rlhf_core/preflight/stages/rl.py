@@ -1,4 +1,4 @@
-"""RL before anything runs: its models, its hint, and whether its rewards can reach what its settings ask for."""
+"""Checks of RL: its models, its hint, and whether its rewards can reach its thresholds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(config: RLConfig, node: Draft, context: CheckContext) -> Iterator[str 
 
 
 def _sampled_otherwise(config: RLConfig, node: Draft, context: CheckContext) -> Iterator[str]:
-    """Why the engines and the trainer would compute the model in different ways."""
+    """Yield the reasons why engines and trainer would compute different results."""
     model = context.models.get(node.name)
     for setting, tokens in config.sequence_lengths().items():
         # A sequence beyond the model's context is a problem of every stage.
@@ -67,7 +67,7 @@ def _thresholds(config: RLConfig) -> Iterator[str]:
 
 
 def _shaped(bounds: Bounds, shaping: ShapingConfig) -> Bounds:
-    """Before `clip` and `normalize`."""
+    """Return the bounds before `clip` and `normalize`."""
     low, high = bounds
     if shaping.overlong is not None:
         low -= shaping.overlong.penalty

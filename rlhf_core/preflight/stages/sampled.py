@@ -1,4 +1,4 @@
-"""Datasets made of completions before anything runs: can any reward reach their thresholds?"""
+"""Checks of datasets made from completions: whether rewards can reach their thresholds."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def unpaired(config: UnpairedConfig, node: Draft, context: CheckContext) -> Iter
 
 
 def rewarded(config: FromCompletions, node: Draft, context: CheckContext) -> Iterator[str]:
-    """Completions without the rewards that the stage reads."""
+    """Yield a problem for completions without the rewards that the stage reads."""
     if not config.reads_rewards:
         return
     sampled = _sampled(node, context)
@@ -77,7 +77,7 @@ def rewarded(config: FromCompletions, node: Draft, context: CheckContext) -> Ite
 
 
 def conditional_prompts(config: ConditionalPromptsConfig, node: Draft, context: CheckContext) -> Iterator[Note]:
-    """Rewards that are asked for in other words than they were trained on."""
+    """Yield a note for rewards written in another way than in the training prompts."""
     others = {other.name: other.config for other in context.nodes.values()}
     trained = {name: made for name, made in others.items() if isinstance(made, ConditionalConfig)}
     if trained and (config.text, config.decimals) not in {(made.text, made.decimals) for made in trained.values()}:
@@ -88,7 +88,7 @@ def conditional_prompts(config: ConditionalPromptsConfig, node: Draft, context: 
 
 
 def _sampled(node: Draft, context: CheckContext) -> GenerateConfig | None:
-    """The stage that samples the completions; None: they are those of a file, or of an artifact."""
+    """Return the settings of the stage that samples the completions; None if they come from a file or an artifact."""
     made_by = context.nodes[node.inputs["dataset"]].config
     return made_by if isinstance(made_by, GenerateConfig) else None
 

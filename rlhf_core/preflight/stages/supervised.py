@@ -1,4 +1,4 @@
-"""Supervised stages before anything runs: their models, and the rows that each of them needs."""
+"""Checks of supervised stages: their models, and the rows that each needs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def preference(config: PreferenceConfig, node: Draft, context: CheckContext) -> 
 
 
 def unread_rows(config: StageConfig, node: Draft, context: CheckContext) -> Iterator[str]:
-    """Rows that the stage needs the stored log-probs of, and none of the stages that it names has read."""
+    """Yield a problem for rows without stored log-probs in the stages that it names."""
     stored = [
         context.nodes[node.inputs[name]]
         for setting in node.input_settings

@@ -1,4 +1,4 @@
-"""Tokens of two models."""
+"""Comparison of two models' tokenizers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlhf_core.preflight.model import BaseModel
 
 
 def same_tokens(model: BaseModel, other: BaseModel, root: Path) -> bool | None:
-    """True if the tokenizers of two models are one; None where only their jobs can see it."""
+    """Return whether the tokenizers of two models are equal; None if only their jobs can compare them."""
     match model.config.source, other.config.source:
         case ScratchModel(words=ours), ScratchModel(words=theirs):
             return tuple(dict.fromkeys(ours)) == tuple(dict.fromkeys(theirs))

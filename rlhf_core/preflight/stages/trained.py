@@ -1,4 +1,4 @@
-"""Checks that all stages share which train a model."""
+"""Checks shared by all stages that train a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf_core.preflight.stages.context import CheckContext, Note
 
 
 def engine_problems(engine: EngineConfig, node: Draft, context: CheckContext) -> Iterator[str]:
-    """Why the node's model cannot be trained as `engine` says."""
+    """Yield the reasons why the node's model cannot be trained with `engine`."""
     model = context.models.get(node.name)
     if model is None:
         return
@@ -32,7 +32,7 @@ def engine_problems(engine: EngineConfig, node: Draft, context: CheckContext) ->
 def adapter_problems(
     lora: LoraConfig | None, setting: str, start: str, node: Draft, context: CheckContext
 ) -> Iterator[str]:
-    """Why the model at the input `start` cannot have the adapter of `setting`."""
+    """Yield the reasons why the model at the input `start` cannot have the adapter of `setting`."""
     model = context.models.get(node.inputs[start])
     if lora is None or model is None:
         return
@@ -53,7 +53,7 @@ def adapter_problems(
 
 
 def few_rows(dataset: str, setting: str, needed: int, then: str, node: Draft, context: CheckContext) -> Iterator[Note]:
-    """A dataset with fewer rows than a step takes."""
+    """Yield a note for a dataset with fewer rows than a step takes."""
     known = context.rows.get(dataset, needed)
     if known < needed:
         yield Note(f"{node.section}: `{dataset}` has {known} rows, fewer than {setting}={needed}: {then}")

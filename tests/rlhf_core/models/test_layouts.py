@@ -187,7 +187,7 @@ def test_a_model_that_is_wrong_in_every_layout_is_refused() -> None:
     model.model.norm.register_forward_hook(mix)
     with pytest.raises(
         StageError,
-        match="GptOssForCausalLM computes something else for several sequences than for each alone, so it cannot be "
+        match="GptOssForCausalLM gives different results for batched and single sequences, so it cannot be "
         "trained: packing makes a sequence depend on its neighbours; padding makes",
     ):
         checked(model)

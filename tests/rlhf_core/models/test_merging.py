@@ -238,7 +238,7 @@ def test_an_adapter_that_no_weights_can_hold_is_refused(
     [
         ({"peft_type": "VERA"}, "its peft_type is VERA, and only LORA can be merged"),
         ({"task_type": "SEQ_2_SEQ_LM"}, "its task_type is SEQ_2_SEQ_LM"),
-        ({"init_lora_weights": "loftq"}, r"init_lora_weights is 'loftq'"),
+        ({"init_lora_weights": "loftq"}, r"init_lora_weights='loftq'"),
         ({"of_a_later_peft": {"x": 1}, "arrow_config": None}, "it uses of_a_later_peft, which cannot be merged"),
     ],
     ids=["vera", "task", "loftq", "unknown"],

@@ -72,7 +72,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         (".".join(["a"] * 51) + "=1", "write it as key.key=value"),
         ("rl.steps=0", "`rl.steps` is 0: it must be from 1 to 10000000"),
         ("rl.steps=-5", "`rl.steps` is -5: it must be from 1 to 10000000"),
-        ("rl.steps=1000000000", "`rl.steps` is 1000000000: it must be from 1 to 10000000: no run makes as many steps"),
+        ("rl.steps=1000000000", "`rl.steps` is 1000000000: it must be from 1 to 10000000"),
         ("rl.steps=ten", "`rl.steps` is 'ten': it must be a whole number"),
         ("rl.steps=2.5", "`rl.steps` is 2.5: it must be a whole number"),
         ("rl.steps=1e3", "`rl.steps` is 1000.0: it must be a whole number: write 1000"),

@@ -311,7 +311,7 @@ def test_without_lag_each_step_waits_for_its_own_rollouts(model: Input, tmp_path
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"rollout": {"max_length": 40}}, "so that no run repeats to the bit; say so with rollout.repeatable: false"),
+        ({"rollout": {"max_length": 40}}, "asynchronous sampling is not reproducible: set rollout.repeatable: false"),
         ({"asynchronous": {"in_flight": 1}}, "in_flight is 1, less than the 2 prompts of a step"),
         ({"hybrid": True}, "engines sleep while the ranks train"),
         ({"lora": {"rank": 4}, "rollout": {**SETTINGS["rollout"], "serve_adapter": "adapter"}}, "between_replies"),
