@@ -1,8 +1,8 @@
-"""The form of tool calls that a chat template can write. Loads no torch.
+"""The form of tool calls in a chat template. Loads no torch.
 
-In canonical rows `arguments` is a mapping, as transformers has it. Templates that join `arguments` as text, such as
-those of DeepSeek, raise an error for a mapping, or write it as Python does. In front of such a template come statements
-that put JSON text in its place, so that whatever renders the template, vLLM's server too, writes the same.
+In canonical rows `arguments` is a mapping, as in transformers. Templates that join `arguments` as text, such as those
+of DeepSeek, raise an error for a mapping, or write it as Python does. Such a template is prefixed with statements that
+replace it by JSON text, so that every renderer, vLLM's server too, writes the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _FORMS = (
 
 
 def with_call_form(tokenizer: Any, template: str) -> str:
-    """`template` that writes tool calls whose arguments are mappings, if it can write calls at all.
+    """Return `template`, changed if needed to write tool calls whose arguments are mappings, if it can write calls at
+    all.
 
     tokenizer: a PreTrainedTokenizerFast, whose special tokens the template may write.
     """
@@ -63,9 +64,9 @@ def _form(tokenizer: Any, template: str) -> str:
 
 
 def _writes_calls(tokenizer: Any, template: str) -> bool:
-    """Whether name and arguments of a call are written, the latter as JSON or in a form of the template's own.
+    """Whether the template writes name and arguments of a call, the latter as JSON or in a form of its own.
 
-    Some templates take calls only with their results, or beside tools.
+    Some templates accept calls only with their results, or beside tools.
     """
     return any(
         _NAME in text and _VALUE in text and not any(wrong in text for wrong in _WRONG)

@@ -1,9 +1,9 @@
-"""The only place that tokenises. Text in, token ids out; loads no torch.
+"""The only place that tokenises: text to token ids; loads no torch.
 
-An assistant turn is trained as the model will be asked for it: the tokens of its prompt (the conversation before it,
-with the generation prompt), then what the template writes for the turn where it is the last one, up to the token that
-ends it. Turns that continue each other, token by token, are one sequence. Where a template rewrites earlier turns (it
-drops their reasoning, or ends only the last turn), the turn that follows begins a sequence of its own.
+An assistant turn is trained in the form in which it is sampled: the tokens of its prompt (the conversation before it,
+with the generation prompt), then the template's text of the turn as the last one, up to the token that ends it. Turns
+that continue each other, token by token, are one sequence. Where a template rewrites earlier turns (it drops their
+reasoning, or ends only the last turn), the next turn begins a sequence of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TOOL_CALL = {"type": "function", "function": {"name": "look_up", "arguments": {
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model folder. Raises StageError if there is none, or none that ends a completion."""
+    """Load the tokenizer of a model folder. Raises StageError if there is none, or none that ends a completion."""
     from transformers import PreTrainedTokenizerFast
 
     if not (folder / "tokenizer.json").is_file():
@@ -59,7 +59,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _set_image_token(tokenizer: Tokenizer, folder: Path) -> None:
-    """That of a model which reads images, as its config.json says; an adapter's folder has none."""
+    """Set the image token from a model's config.json; an adapter's folder has none."""
     config = read_config(folder) if (folder / "config.json").is_file() else {}
     if not reads_images(config):
         return
@@ -73,14 +73,14 @@ def _set_image_token(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    """A document: BOS if the tokenizer adds one, the text, EOS. Special tokens in the text are text."""
+    """Encode a document: BOS if the tokenizer adds one, the text, EOS. Special tokens in the text are text."""
     ids = token_ids(tokenizer, marked(tokenizer, text), add_special_tokens=True)  # the caller checks lengths
     eos = tokenizer.eos_token_id
     return ids if ids and ids[-1] == eos else [*ids, eos]
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
-    """What an engine is given to answer: the chat template with its generation prompt."""
+    """Encode a prompt for an engine: the chat template with its generation prompt."""
     messages, tools = texts_marked(tokenizer, messages, tools)
     require_written(tokenizer, messages, tools)
     return token_ids(tokenizer, render(tokenizer, messages, tools, generation_prompt=True))
@@ -93,12 +93,13 @@ def encode_conversation(
     *,
     sampled: SampledReply | None = None,
 ) -> list[Encoded]:
-    """Sequences in which every assistant turn that answers something is trained exactly once, with the token that ends
-    it.
+    """Encode a conversation into sequences in which every assistant turn with a prompt is trained exactly once, with
+    the token that ends it.
 
-    Mostly one; several where the template rewrites earlier turns. What follows the last assistant turn is left out.
-    sampled: the last message, if a model wrote it: its tokens are trained as they are, and no end where it was cut.
-    Raises ConversationError for one that the template cannot write as it is.
+    Usually one; several where the template rewrites earlier turns. Messages after the last assistant turn are dropped.
+    sampled: the last message, if a model sampled it: its tokens are trained as they are, and no end where it was
+    truncated.
+    Raises ConversationError if the template cannot render the conversation faithfully.
     """
     # One that begins the conversation answers nothing: the turns after it read it.
     if not any(message["role"] == "assistant" for message in messages[1:]):
@@ -107,7 +108,9 @@ def encode_conversation(
 
 
 def num_tokens_of_all(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None = None) -> int:
-    """Tokens of the conversation written once: what `encode_conversation` gives where the template only appends."""
+    """Return the tokens of the conversation rendered once: those of `encode_conversation` if the template only
+    appends.
+    """
     messages, tools = texts_marked(tokenizer, messages, tools)
     return len(token_ids(tokenizer, render(tokenizer, messages, tools, generation_prompt=False)))
 
@@ -116,7 +119,7 @@ def encode_completion(
     tokenizer: Tokenizer, prompt: Sequence[Message], completion: Completion, tools: Tools | None = None, *,
     sampled: SampledReply | None = None,
 ) -> Encoded:  # fmt: skip
-    """A prompt and one completion of it, as ids and mask, which is true on the completion alone and its ends.
+    """Encode a prompt and one completion of it as ids and mask, true on the completion and its end.
 
     The ids begin with those of `encode_prompt`, also where a tokenizer would merge across that border.
     sampled: as in `encode_conversation`.
@@ -137,9 +140,9 @@ def ended_completion(
     tokenizer: Tokenizer, prompt: Sequence[Message], completion: Completion, tools: Tools | None = None, *,
     sampled: SampledReply | None = None,
 ) -> Encoded:  # fmt: skip
-    """As `encode_completion`, up to the token that ends the completion.
+    """Encode as `encode_completion`, up to the token that ends the completion.
 
-    What the template writes after the end of a turn is cut: a sampled completion has none of it either.
+    The template's text after the end of a turn is cut: a sampled completion has none of it either.
     """
     ids, mask = encode_completion(tokenizer, prompt, completion, tools, sampled=sampled)
     length = max((index + 1 for index, trained in enumerate(mask) if trained), default=len(ids))
@@ -153,9 +156,9 @@ def as_messages(completion: Completion) -> Sequence[Message]:
 def texts_marked(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None
 ) -> tuple[list[Message], Tools | None]:
-    """Messages and tools as `marked` gives them.
+    """Return messages and tools with their special tokens `marked`.
 
-    Raises ConversationError if the template looks into texts, and would write something else where they are marked.
+    Raises ConversationError if the template depends on texts, and would write something else where they are marked.
     """
     texts, schemas = [marked(tokenizer, message) for message in messages], marked(tokenizer, tools)
     if texts != list(messages) or schemas != tools:
@@ -170,29 +173,31 @@ def texts_marked(
 
 
 def decode_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of sampled tokens, special tokens dropped."""
+    """Return the text of sampled tokens, special tokens dropped."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def written_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of sampled tokens as it was written: with its special tokens, but for the one that ends it."""
+    """Return the text of sampled tokens with its special tokens, except the one that ends it."""
     ended = ids and ids[-1] in stop_token_ids(tokenizer)
     return str(tokenizer.decode(list(ids[: len(ids) - bool(ended)]), clean_up_tokenization_spaces=False))
 
 
 def stop_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokens that end a completion: EOS, and the special tokens that the template writes after an assistant turn."""
+    """Return the tokens that end a completion: EOS, and the special tokens that the template writes after an assistant
+    turn.
+    """
     return tuple(dict.fromkeys([_eos(tokenizer), *(ending[0] for ending in _endings(tokenizer))]))
 
 
 def _endings(tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """How assistant turns can end: each a stop token, and what the template writes after it, such as a newline."""
+    """Return the endings of assistant turns: each a stop token, and the template's text after it, such as a newline."""
     return (*_template_endings(tokenizer, str(tokenizer.chat_template)), (_eos(tokenizer),))
 
 
 @lru_cache(maxsize=32)
 def _template_endings(tokenizer: Tokenizer, template: str) -> tuple[tuple[int, ...], ...]:
-    """template: the tokenizer's, so that one whose template is replaced is asked again."""
+    """template: the tokenizer's, so that replacing it invalidates the cache."""
     if tokenizer.chat_template is None:
         return ()
     question = {"role": "user", "content": "question"}
@@ -209,7 +214,7 @@ def _template_endings(tokenizer: Tokenizer, template: str) -> tuple[tuple[int, .
 
 
 def _tool_call_endings(tokenizer: Tokenizer, question: Message) -> list[tuple[int, ...]]:
-    """The last special token of a turn that calls a tool; there may be others before it, around the call."""
+    """Return the last special token of a turn that calls a tool; there may be others before it, around the call."""
     calling = {"role": "assistant", "content": "", "tool_calls": [_TOOL_CALL]}
     try:
         before = render(tokenizer, [question], None, generation_prompt=True)
@@ -236,7 +241,9 @@ class _Turn:
 def _turn(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, sampled: SampledReply | None = None
 ) -> _Turn:
-    """The last of `messages`, an assistant's. Raises ConversationError if it cannot be separated from its prompt."""
+    """Encode the last of `messages`, an assistant's. Raises ConversationError if it cannot be separated from its
+    prompt.
+    """
     index = len(messages) - 1
     before = render(tokenizer, messages[:-1], tools, generation_prompt=True)
     if sampled is not None and sampled.token_ids:
@@ -265,9 +272,9 @@ def _turn(
 
 
 def _end_of_turn(tokenizer: Tokenizer, written: Sequence[int]) -> int | None:
-    """Number of tokens up to the stop token that ends the turn; None if the template writes none.
+    """Return the number of tokens up to the stop token that ends the turn; None if the template writes none.
 
-    Content may hold a stop token too: only one that stands where the template writes it ends the turn.
+    Content may contain a stop token too: only one written by the template ends the turn.
     """
     for ending in _endings(tokenizer):
         if tuple(written[-len(ending) :]) == ending:
@@ -276,10 +283,10 @@ def _end_of_turn(tokenizer: Tokenizer, written: Sequence[int]) -> int | None:
 
 
 def _require_tagged(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, start: int) -> None:
-    """Raise ConversationError if the template has `{% generation %}`, and leaves untagged what is trained of the last
-    turn.
+    """Raise ConversationError if the template has `{% generation %}`, and leaves a trained part of the last turn
+    untagged.
 
-    Tags may reach further (over the generation prompt, which is not trained), and need not hold the end of the turn.
+    Tags may reach further (over the generation prompt, which is not trained), and need not include the end of the turn.
     """
     left = untagged(tokenizer, messages, tools, start)
     for token in stop_token_ids(tokenizer):
@@ -296,9 +303,10 @@ def _written_sequences(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, sampled: SampledReply | None, *,
     first: int, required: int,
 ) -> list[Encoded]:  # fmt: skip
-    """Of the assistant turns from message `first` on.
+    """Return the sequences of the assistant turns from message `first` on.
 
-    required: how many of the messages the template must write as they are; it writes no reply whose tokens are known.
+    required: the number of messages that the template must render faithfully; it renders no reply whose tokens are
+    known.
     """
     sampled = None if sampled is None else sampled.read_by(tokenizer)
     if sampled is not None and sampled.token_ids:
@@ -321,7 +329,7 @@ def _written_sequences(
 
 
 def _sequence(turns: Sequence[_Turn]) -> Encoded:
-    """Turns that continue each other."""
+    """Concatenate turns that continue each other."""
     last = turns[-1]
     ids = [*last.prompt, *last.completion, *last.rest]
     mask = [False] * len(ids)

@@ -1,4 +1,4 @@
-"""Where other libraries stop sampling from a model folder."""
+"""Stop tokens of a model folder for other libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlhf_core.models.folders.headers import read_object
 def write_ends_of_turn(folder: Path) -> None:
     """Add every token that ends a completion to the `eos_token_id` of a model folder's generation_config.json.
 
-    transformers and vLLM stop at those alone: without the ends that the chat template writes they would sample to the
+    transformers and vLLM stop only at those: without the ends that the chat template writes they would sample to the
     limit.
     """
     path = folder / GENERATION_CONFIG
@@ -28,7 +28,7 @@ def write_ends_of_turn(folder: Path) -> None:
 
 
 def _special_tokens(folder: Path) -> dict[str, Any]:
-    """What transformers takes from config.json where there is no generation_config.json."""
+    """Return the settings that transformers takes from config.json if there is no generation_config.json."""
     config = text_config(read_config(folder))
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     return {name: config[name] for name in names if config.get(name) is not None}

@@ -1,4 +1,4 @@
-"""Turns that follow sampled tokens, which are not tokenised again. Loads no torch."""
+"""Encoding of turns after sampled tokens, which are not tokenised again. Loads no torch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def encode_feedback(
     *,
     ended: bool = True,
 ) -> list[int]:
-    """What stands between a reply and the next one: from behind the token that ends the assistant turn, over the
+    """Encode the tokens between a reply and the next one: from after the token that ends the assistant turn, over the
     messages that answer it, up to and including the generation prompt.
 
     messages: the conversation, with the reply as its last turn. ended: whether the reply has the token that ends the
-    turn; if it was cut, that token is the first of those between. The tokens follow those that were sampled, which are
-    not tokenised again.
-    Raises StageError if the template would write the conversation in another way than its parts: if it rewrites an
+    turn; if it was truncated, that token is the first one returned. The tokens follow the sampled ones, which are not
+    tokenised again.
+    Raises StageError if the template would render the conversation differently than its parts: if it rewrites an
     earlier turn, or does not end the turn by a special token.
     """
     whole_conversation, tools = texts_marked(tokenizer, [*messages, *feedback], tools)
@@ -54,14 +54,15 @@ def encode_feedback(
 
 
 def require_turns_follow(tokenizer: Tokenizer) -> None:
-    """Raise StageError if the template writes a conversation with several replies, which may hold reasoning, in another
-    way than its parts, so that what was sampled in one turn could not stay in front of the next."""
+    """Raise StageError if the template renders a conversation with several replies, which may contain reasoning,
+    differently than its parts, so that the sampled tokens of a turn could not precede the next.
+    """
     question = {"role": "user", "content": "question"}
     encode_feedback(tokenizer, [question, {"role": "assistant", "content": _REASONED}], [question])
 
 
 def require_results_follow(tokenizer: Tokenizer, tools: Tools = _ANY_TOOL) -> None:
-    """Raise StageError if the template does not write tools, or results of calls behind what was sampled."""
+    """Raise StageError if the template does not write tools, or results of calls after sampled tokens."""
     question, result = {"role": "user", "content": "question"}, {"role": "tool", "name": "look_up", "content": "found"}
     encode_feedback(tokenizer, [question, {"role": "assistant", "content": "call"}], [result, result], tools)
 

@@ -1,4 +1,4 @@
-"""Text that is written behind what the user asks: a hint for a teacher, or the reward that is wanted."""
+"""Text appended to the user's last message: a hint for a teacher, or the target reward."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Hint = Callable[[Mapping[str, Any]], str]  # of a canonical row
 
 
 def told(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapping[str, Any]]:
-    """The messages with `text` behind the last one of the user.
+    """Return the messages with `text` appended to the last one of the user.
 
-    Raises ConversationError if there is none, or if it has images and the text the character that stands for one.
+    Raises ConversationError if there is none, or if it has images and the text contains the image character.
     """
     last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)
     if last is None:

@@ -1,7 +1,7 @@
-"""Messages with images, as chat templates take them. Loads no torch.
+"""Messages with images, in the form of chat templates. Loads no torch.
 
-In a canonical message an image is one character of the text, IMAGE, and `images` names the file of each by its SHA-256,
-in their order. Where a message has no `images`, the character is text like any other.
+In a canonical message an image is one character of the text, IMAGE, and `images` lists the SHA-256 of their files in
+order. In a message without `images`, the character is ordinary text.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ _TEXT = "text-of-a-part"
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """A part of a content: an image that was read. No row of a source can hold one."""
+    """A part of a content: an image that was read. No row of a source can contain one."""
 
     sha256: str
 
 
 def set_image_token(tokenizer: Any, token: str) -> None:
-    """token: what the model of this tokenizer reads in place of each image."""
+    """token: the text that this tokenizer's model reads in place of each image."""
     setattr(tokenizer, _ATTRIBUTE, token)
 
 
 def image_token(tokenizer: Any) -> str | None:
-    """None: the model reads text alone."""
+    """Return the image token; None if the model reads text only."""
     return getattr(tokenizer, _ATTRIBUTE, None)
 
 
 def images_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The SHA-256 of each image, in their order."""
+    """Return the SHA-256 of each image, in order."""
     return [digest for message in messages for digest in message.get("images", ())]
 
 
 def images_of_row(row: Mapping[str, Any]) -> list[str]:
-    """The SHA-256 of each image of a canonical row of any format."""
+    """Return the SHA-256 of each image of a canonical row of any format."""
     return [
         digest for column in _COLUMNS if isinstance(messages := row.get(column), list) for digest in images_of(messages)
     ]
 
 
 def images_in(content: Any) -> list[str]:
-    """The SHA-256 of each image that was read of a content, which may be text, parts, or anything else."""
+    """Return the SHA-256 of each image that was read in a content, which may be text, parts, or anything else."""
     return [part.sha256 for part in content if isinstance(part, ImagePart)] if isinstance(content, list) else []
 
 
@@ -59,7 +59,7 @@ def without_images(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compared_text(message: Mapping[str, Any]) -> str:
-    """The text by which rows are compared: the same question about another image is another question.
+    """Return the text by which rows are compared: the same question about another image is another question.
 
     So an image counts as sixteen words, those of its SHA-256.
     """
@@ -75,9 +75,9 @@ def _words(digest: str) -> str:
 
 
 def for_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with the model's own token where an image is, or with parts, if the template takes these.
+    """Return the messages with the model's own image token, or with parts, if the template takes these.
 
-    Raises ConversationError for a message with images if the model reads text alone.
+    Raises ConversationError for a message with images if the model reads text only.
     """
     token = image_token(tokenizer)
     if token is None:
@@ -95,7 +95,7 @@ def for_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[
 
 
 def content_parts(message: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """The content as parts of the types text and image, these without the image itself."""
+    """Yield the content as parts of the types text and image, the latter without the image itself."""
     content: str = message["content"]
     pieces = content.split(IMAGE) if "images" in message else [content]
     for index, piece in enumerate(pieces):
@@ -107,9 +107,9 @@ def content_parts(message: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 @lru_cache(maxsize=32)
 def _takes_parts(tokenizer: Any, template: str) -> bool:
-    """Whether the chat template writes the text of a content that is a list of parts, and not that list itself.
+    """Whether the chat template renders the text of a content that is a list of parts, and not the list itself.
 
-    template: the tokenizer's, so that one whose template is replaced is asked again.
+    template: the tokenizer's, so that replacing it invalidates the cache.
     """
     asked = [{"role": "user", "content": [{"type": "text", "text": _TEXT}]}]
     try:
@@ -120,6 +120,6 @@ def _takes_parts(tokenizer: Any, template: str) -> bool:
 
 
 def up_to_last_reply(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """What follows is no part of a sequence that is trained."""
+    """Return the messages up to the last reply; later ones are not part of a trained sequence."""
     last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
     return messages[:last]

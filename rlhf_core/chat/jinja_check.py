@@ -1,4 +1,4 @@
-"""What a chat template must be before it is used: Jinja that writes the same text every time, and ends."""
+"""Checks of chat templates: they must be valid Jinja, deterministic, and terminate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONVERSATION = [
 def check_jinja(text: str) -> None:
     """Raise StageError if `text` is not a Jinja template, or draws random numbers.
 
-    It is compiled here, which computes its constants: `try_jinja` first, where it is not known yet.
+    It is compiled here, which computes its constants: call `try_jinja` first for untrusted ones.
     """
     from jinja2 import TemplateSyntaxError
 
@@ -56,9 +56,8 @@ def _unreadable(error: Any) -> StageError:
 
 @lru_cache(maxsize=32)
 def try_jinja(text: str) -> None:
-    """As check_jinja; also raise StageError if the template hangs, or needs gigabytes, for four short turns.
-
-    A process of its own tries it.
+    """Run check_jinja in a process of its own; also raise StageError if the template hangs, or needs gigabytes, for
+    four short turns.
     """
     _parse(text)
     try:
@@ -93,8 +92,7 @@ def _environment() -> Any:
 
 
 def render_turns(text: str) -> None:
-    """Render the template, which may raise because it lacks what only a tokenizer gives it. Raises StageError for wrong
-    syntax."""
+    """Render the template, which may raise without the context of a tokenizer. Raises StageError for invalid syntax."""
     from jinja2 import TemplateSyntaxError
 
     try:

@@ -1,6 +1,7 @@
-"""Conversations as text, written by the chat template of a tokenizer. Loads no torch.
+"""Conversations rendered as text by the chat template of a tokenizer. Loads no torch.
 
-What a template silently leaves out is an error: the model would be trained on, or asked, something else than the row.
+Content that the template silently drops is an error: the model would be trained on, or prompted with, something else
+than the row.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def template_texts(tokenizer: Tokenizer) -> list[str]:
-    """Its chat templates: one, or several by name. Raises StageError if there is none to write conversations with."""
+    """Return its chat templates: one, or several by name. Raises StageError if there is none for conversations."""
     given: Any = tokenizer.chat_template
     if given is None:
         raise StageError(NO_TEMPLATE)
@@ -59,7 +60,7 @@ def template_texts(tokenizer: Tokenizer) -> list[str]:
 
 
 def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, *, generation_prompt: bool) -> str:
-    """The conversation as the template writes it.
+    """Render the conversation with the template.
 
     Raises StageError if there is no template or its syntax is wrong, ConversationError if it raises an error.
     """
@@ -87,10 +88,10 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | Non
 
 
 def require_written(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None) -> None:
-    """Raise ConversationError if the template leaves out tools, tool calls, reasoning, or a turn of another role than
-    the assistant's.
+    """Raise ConversationError if the template drops tools, tool calls, reasoning, or a turn of another role than the
+    assistant's.
 
-    An assistant turn is judged as the last one of its conversation: many templates shorten earlier ones on purpose.
+    An assistant turn is checked as the last one of its conversation: many templates shorten earlier ones on purpose.
     """
     asks = messages[-1]["role"] != "assistant"
     text = render(tokenizer, messages, tools, generation_prompt=asks)
@@ -114,7 +115,7 @@ def require_written(tokenizer: Tokenizer, messages: Sequence[Message], tools: To
 
 
 def require_reply_written(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, whole: str) -> None:
-    """Raise ConversationError if the template writes `whole` whatever the last turn, an assistant's, says."""
+    """Raise ConversationError if the template renders `whole` whatever the content of the last turn, an assistant's."""
     index = len(messages) - 1
     if whole == _rendered(tokenizer, _replaced(messages, [index]), tools, generation_prompt=False):
         raise ConversationError(
@@ -124,8 +125,9 @@ def require_reply_written(tokenizer: Tokenizer, messages: Sequence[Message], too
 
 
 def is_written_whole(tokenizer: Tokenizer, row: Mapping[str, Any]) -> bool:
-    """Whether the template writes the last reply of the conversation as it stands, but for white space; true where it
-    cannot write the conversation at all. row: of the format `conversations`."""
+    """Whether the template renders the last reply of the conversation unchanged, except for white space; true if it
+    cannot render the conversation at all. row: of the format `conversations`.
+    """
     last = max(index for index, message in enumerate(row["messages"]) if message["role"] == "assistant")
     try:
         written = render(tokenizer, row["messages"][: last + 1], row.get("tools"), generation_prompt=False)
@@ -136,7 +138,7 @@ def is_written_whole(tokenizer: Tokenizer, row: Mapping[str, Any]) -> bool:
 
 
 def _replaced(messages: Sequence[Message], indices: Sequence[int]) -> list[Message]:
-    """`messages`, those at `indices` with a content that is nowhere else."""
+    """Return `messages` with a unique content in those at `indices`."""
     return [
         {**without_images(m), "content": _marker(index)} if index in indices else m for index, m in enumerate(messages)
     ]
@@ -165,8 +167,9 @@ def _require_keys_written(tokenizer: Tokenizer, messages: Sequence[Message], too
 def _require_calls_written(
     tokenizer: Tokenizer, before: Sequence[Message], reply: Message, tools: Tools | None
 ) -> None:
-    """Raise ConversationError if the template leaves out one of several calls, its name or arguments, or the text
-    beside them."""
+    """Raise ConversationError if the template drops one of several calls, its name or arguments, or the text beside
+    them.
+    """
     if _all_calls_in(_rendered(tokenizer, [*before, _calls_marked(reply)], tools, generation_prompt=False), reply):
         return  # as nearly always; a template that changes what it writes is asked about each part alone
     text = render(tokenizer, [*before, reply], tools, generation_prompt=False)
@@ -187,7 +190,7 @@ def _require_calls_written(
 
 
 def _calls_marked(reply: Message) -> Message:
-    """`reply`, its text and each name and argument of its calls such as stand nowhere else."""
+    """Return `reply` with unique strings as its text and as each name and argument of its calls."""
     calls = [
         {
             **call,
@@ -199,7 +202,7 @@ def _calls_marked(reply: Message) -> Message:
 
 
 def _all_calls_in(written: str | None, reply: Message) -> bool:
-    """Whether `written` has all that `_calls_marked` puts in."""
+    """Whether `written` contains all strings of `_calls_marked`."""
     marked = _calls_marked(reply)
     parts = [f"{kind}-{_marker(index)}" for index in range(len(reply["tool_calls"])) for kind in ("name", "argument")]
     return written is not None and all(part in written for part in [marked["content"], *parts])
@@ -208,7 +211,7 @@ def _all_calls_in(written: str | None, reply: Message) -> bool:
 def _rendered(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, *, generation_prompt: bool
 ) -> str | None:
-    """As `render`; None if the template refuses this conversation."""
+    """Return the result of `render`; None if the template rejects this conversation."""
     try:
         return render(tokenizer, messages, tools, generation_prompt=generation_prompt)
     except StageError:
@@ -216,7 +219,9 @@ def _rendered(
 
 
 def untagged(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, start: int) -> str:
-    """What the template writes from character `start` on outside of `{% generation %}`; empty if it has no such tag."""
+    """Return the template's text from character `start` on outside of `{% generation %}`; empty if it has no such
+    tag.
+    """
     template = _template(tokenizer, tools)
     if not _GENERATION_TAG.search(template):
         return ""
@@ -235,7 +240,7 @@ def untagged(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | N
 
 
 def _template(tokenizer: Tokenizer, tools: Tools | None) -> str:
-    """The one that conversations with tool calls are written by."""
+    """Return the template for conversations with tool calls."""
     return with_call_form(tokenizer, tokenizer.get_chat_template(tools=_schemas(tools)))
 
 

@@ -1,9 +1,8 @@
-"""Sampled completions in rows: the tokens that a model wrote, and whether they ended by themselves.
+"""Tokens of sampled completions in rows, and whether they ended by themselves.
 
-Text does not give the tokens back: a template may write a reply in another way than the model did, and a special token
-that the model sampled is ordinary text in a row. So rows that are made of samples keep the tokens, in the column
-`sampled`: for each completion its `token_ids` and `finish_reason`, and `tokenizer`, the digest of what they are tokens
-of. Loads no torch.
+Text does not restore the tokens: a template may write a reply differently than the model did, and a special token that
+the model sampled is ordinary text in a row. So rows made from samples keep the tokens, in the column `sampled`: for
+each completion its `token_ids` and `finish_reason`, and `tokenizer`, the digest of its tokenizer. Loads no torch.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class SampledReply:
     tokenizer: str | None  # digest
 
     def read_by(self, tokenizer: Tokenizer) -> SampledReply:
-        """The reply without its tokens where they are not those of `tokenizer`; a difference is printed once."""
+        """Return the reply, without its tokens if they are not those of `tokenizer`; a difference is printed once."""
         ours = tokenizer_digest(tokenizer)
         if not self.token_ids or self.tokenizer == ours:
             return self
@@ -37,22 +36,22 @@ class SampledReply:
 
 
 def sampled_reply(row: Mapping[str, Any], column: str) -> SampledReply | None:
-    """The reply in a column of a row; None if it was not sampled here. Of `messages` it is the last one."""
+    """Return the reply in a column of a row, of `messages` the last one; None if it was not sampled here."""
     sampled = row.get(COLUMN)
     return None if sampled is None or column not in sampled else reply_of(sampled[column], sampled.get("tokenizer"))
 
 
 def reply_of(entry: Mapping[str, Any], tokenizer: str | None) -> SampledReply | None:
-    """A completion of a row of the format `completions`; None if nothing is known but its text."""
+    """Return a completion of a row of the format `completions`; None if only its text is known."""
     if "finish_reason" not in entry and "token_ids" not in entry:
         return None
     return SampledReply(entry.get("token_ids", ()), entry.get("finish_reason") == "length", tokenizer)
 
 
 def sampled_column(row: Mapping[str, Any], replies: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The column `sampled` of a row made of `row`, of the format `completions`; empty if it would say nothing.
+    """Return the column `sampled` of a row made from `row`, of the format `completions`; empty without tokens.
 
-    replies: which of its completions stands in each column of the new row.
+    replies: its completion in each column of the new row.
     """
     kept = {
         column: {name: entry[name] for name in ("token_ids", "finish_reason") if name in entry}
@@ -64,7 +63,9 @@ def sampled_column(row: Mapping[str, Any], replies: Mapping[str, Mapping[str, An
 
 
 def tokenizer_digest(tokenizer: Tokenizer) -> str:
-    """Of the vocabulary and the chat template: where both are equal, tokens mean the same and turns end alike."""
+    """Return a digest of the vocabulary and the chat template: if both are equal, tokens mean the same and turns end
+    alike.
+    """
     return _digest(tokenizer, json.dumps(tokenizer.chat_template, sort_keys=True))
 
 

@@ -1,8 +1,8 @@
-"""Special tokens come from the chat template, and from the ends of documents: what a text holds of them stays text.
+"""Special tokens are only written by the chat template and at the ends of documents: in texts they stay text.
 
-A user who writes `<|im_end|>` does not end the turn. Before a template writes a conversation, every special token in
-its texts is marked behind its first character, so that those left whole are the template's own. `token_ids` takes the
-marks out, and gives the marked ones the tokens of ordinary text. A conversation without any is tokenised as one text.
+A user who writes `<|im_end|>` does not end the turn. Before a template renders a conversation, every special token in
+its texts is marked behind its first character, so that unmarked ones are the template's own. `token_ids` removes the
+marks, and gives the marked ones the tokens of ordinary text. A conversation without any is tokenised as one text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def special_tokens_in(tokenizer: Tokenizer, text: str) -> list[str]:
 
 
 def unknown_in(tokenizer: Tokenizer, text: str) -> str:
-    """The first part of the text that the tokenizer has no token for; empty if there is none."""
+    """Return the first part of the text without a token; empty if there is none."""
     unknown = tokenizer.unk_token_id
     encoded = tokenizer(
         text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True, verbose=False
@@ -40,7 +40,9 @@ def unknown_in(tokenizer: Tokenizer, text: str) -> str:
 
 
 def marked(tokenizer: Tokenizer, value: T) -> T:
-    """`value` with the special tokens marked in all of its texts: one, or lists and mappings of texts at any depth."""
+    """Return `value` with the special tokens marked in all of its texts: one, or lists and mappings of texts at any
+    depth.
+    """
     changed: Any = value
     if isinstance(value, str):
         doubled = value.replace(MARK, MARK * 2)
@@ -57,7 +59,7 @@ def unmarked(text: str) -> str:
 
 
 def token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
-    """Tokens of a text in which `marked` special tokens are ordinary text, and others are special.
+    """Return the tokens of a text in which `marked` special tokens are ordinary text, and others are special.
 
     add_special_tokens: those of the tokenizer around a text, such as BOS; a template has written them already.
     """
@@ -81,8 +83,9 @@ def token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = Fal
 
 
 def following_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Tokens of a text that follows others, as in `token_ids`: without the space that some tokenizers put in front of
-    every text."""
+    """Return the tokens of a text that follows others, as in `token_ids`, without the space that some tokenizers
+    prepend to every text.
+    """
     for anchor in filter(None, _ANCHORS):
         before, ids = token_ids(tokenizer, anchor), token_ids(tokenizer, anchor + text)
         if ids[: len(before)] == before:  # no token is part of both
@@ -91,7 +94,7 @@ def following_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _marked_starts(text: str) -> Iterator[int]:
-    """Where each marked token begins in the text without marks."""
+    """Yield the start of each marked token in the text without marks."""
     for removed, mark in enumerate(_MARKS.finditer(text)):
         if len(mark.group()) == 1:
             yield mark.start() - removed - 1
@@ -99,7 +102,7 @@ def _marked_starts(text: str) -> Iterator[int]:
 
 @lru_cache(maxsize=4096)
 def _as_text(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Tokens of ordinary text, though it is a special token."""
+    """Return the tokens of a special token as ordinary text."""
     for anchor in _ANCHORS:
         encoded = tokenizer(
             anchor + text,
@@ -128,6 +131,6 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 @lru_cache(maxsize=32)
 def _pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """The longest special token that stands at a place."""
+    """Return a pattern of the longest special token at a place."""
     tokens = sorted({str(tokenizer.convert_ids_to_tokens(index)) for index in _special_ids(tokenizer)}, key=len)
     return re.compile("|".join(map(re.escape, reversed(tokens))) or "(?!)")

@@ -1,6 +1,6 @@
 """The steps of a completion, for process rewards: the pieces of its text, and the last token of each.
 
-The steps are the pieces between separators that are not blank, so that empty lines earn no reward. A completion without
+The steps are the pieces between separators that are not blank, so that empty lines get no reward. A completion without
 any is one step. A separator belongs to the step before it.
 """
 
@@ -13,16 +13,16 @@ from rlhf_core.chat.encoding import Tokenizer, written_text
 
 
 def step_texts(completion: str, separator: str) -> list[str]:
-    """The steps of a completion without their separators; at least one."""
+    """Return the steps of a completion without their separators; at least one."""
     return [piece for piece in completion.split(separator) if piece.strip()] or [completion]
 
 
 def step_ends(tokenizer: Tokenizer, token_ids: Sequence[int], separator: str) -> list[int]:
-    """The index in `token_ids`, a completion, of the last token of each step of `step_texts`.
+    """Return the index in `token_ids`, a completion, of the last token of each step of `step_texts`.
 
-    The last token of a step is the one that completes the separator after it: the first with which what was sampled so
-    far decodes to the text up to there. That of the last step is the last token of the completion, such as the end of
-    the text. Two steps that end in one token have the same index.
+    The last token of a step is the one that completes the separator after it: the first with which the tokens so far
+    decode to the text up to there. That of the last step is the last token of the completion, such as the end of the
+    text. Two steps that end in one token have the same index.
     Prefixes of the sampled tokens are decoded; nothing is re-tokenised.
     """
     text = written_text(tokenizer, token_ids)
@@ -39,12 +39,12 @@ def step_ends(tokenizer: Tokenizer, token_ids: Sequence[int], separator: str) ->
 
 
 def _completed(tokenizer: Tokenizer, token_ids: Sequence[int], text: str, position: int, *, first: int) -> int:
-    """The first token from `first` on with which the completion decodes to the first `position` characters of `text`,
-    with or without more.
+    """Return the first token from `first` on with which the completion decodes to the first `position` characters of
+    `text`, with or without more.
 
     A later token can undo that for a while: with byte fallback, a newline and the first byte of a character decode to
-    two replacement characters, until the character's last byte is there. So one such token is found by bisection, and
-    those before it are looked through back to where the text was whole and shorter.
+    two replacement characters, until the character's last byte is there. So one such token is searched by bisection,
+    and the tokens before it are checked back to a text that was complete and shorter.
     """
 
     def decoded(index: int) -> str:
@@ -64,10 +64,10 @@ def _completed(tokenizer: Tokenizer, token_ids: Sequence[int], text: str, positi
 
 
 def step_tokens(tokenizer: Tokenizer, token_ids: Sequence[int], mask: Sequence[bool], separator: str) -> list[int]:
-    """The index in `token_ids` of the last token of each step: where process rewards are given, and a process reward
-    model is trained and read.
+    """Return the index in `token_ids` of the last token of each step: where process rewards are placed, and a process
+    reward model is trained and read.
 
-    mask: true on the tokens of the completion, which alone have steps; as long as token_ids.
+    mask: true on the tokens of the completion, the only ones with steps; as long as token_ids.
     """
     places = [index for index, sampled in enumerate(mask) if sampled]
     return [places[end] for end in step_ends(tokenizer, [token_ids[place] for place in places], separator)]

@@ -1,7 +1,7 @@
-"""Chat templates that a recipe gives its base model: shipped ones by name, a file, or a plain input template.
+"""Chat templates of a recipe's base model: shipped ones by name, a file, or a plain input template.
 
-A shipped template begins with BOS where the tokenizer puts one before a text, and needs its special tokens in the
-tokenizer: none is added, since a new token would have an embedding of random numbers.
+A shipped template begins with BOS if the tokenizer prepends one to a text, and needs its special tokens in the
+tokenizer: none is added, since a new token would have a random embedding.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ SHIPPED = {
 
 
 def check_templates(base: BaseModelConfig, root: Path, section: str) -> Iterator[str]:
-    """What is wrong with the templates that the recipe gives, as far as it can be seen without the tokenizer.
+    """Yield the problems of the recipe's templates that need no tokenizer.
 
-    root: the recipe's folder, in which a template file lies.
+    root: the recipe's folder, which contains a template file.
     """
     if base.chat_template is not None and base.input_template is not None:
         yield f"{section}.chat_template and {section}.input_template are both set; take one away"
@@ -115,9 +115,9 @@ def check_templates(base: BaseModelConfig, root: Path, section: str) -> Iterator
 def with_template(
     tokenizer: PreTrainedTokenizerFast, base: BaseModelConfig, user_file: Callable[[str], Path]
 ) -> PreTrainedTokenizerFast:
-    """`tokenizer`, with the template that the recipe gives, if it gives one.
+    """Return `tokenizer` with the recipe's template, if it has one.
 
-    user_file: the file that the recipe calls by a path.
+    user_file: returns the file of a path in the recipe.
     Raises StageError if the template is no Jinja, or the tokenizer lacks its special tokens.
     """
     template = _template(tokenizer, base, user_file)
@@ -130,7 +130,7 @@ def with_template(
 def unfit_template(
     base: BaseModelConfig, root: Path, section: str, tokenizer: Callable[[], PreTrainedTokenizerFast]
 ) -> Iterator[str]:
-    """Why the template that the recipe gives does not fit the tokenizer, which is loaded only if there is one."""
+    """Return the reason why the recipe's template does not fit the tokenizer, which is loaded only if there is one."""
     if base.chat_template is not None:
         try:
             with_template(tokenizer(), base, root.joinpath)
@@ -169,7 +169,7 @@ def _template(
 
 
 def _input_template(text: str) -> str:
-    """Jinja for a prompt's text in `text`, then the completion and EOS; for every pair of turns again."""
+    """Return Jinja for a prompt's text in `text`, then the completion and EOS; for every pair of turns again."""
     before, _, after = text.partition(PROMPT_FIELD)
     return (
         "{%- for message in messages %}"
@@ -181,7 +181,7 @@ def _input_template(text: str) -> str:
 
 
 def _begin(tokenizer: PreTrainedTokenizerFast) -> str:
-    """BOS, where the tokenizer puts it before a text: a template has to write it itself."""
+    """Return BOS if the tokenizer prepends it to a text: a template has to write it itself."""
     bos = tokenizer.bos_token_id
     return "{{- bos_token }}" if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else ""
 

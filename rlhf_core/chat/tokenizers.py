@@ -1,4 +1,4 @@
-"""The tokenizer of models made from nothing: printable ASCII, and the words that the recipe names."""
+"""The tokenizer of models built from scratch: printable ASCII, and the recipe's words."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ CHAT_TEMPLATE = (
 
 
 def vocabulary(words: Sequence[str], *, images: bool = False) -> dict[str, int]:
-    """The number of each token. images: also those of a model that reads images."""
+    """Return the id of each token. images: also those of a model that reads images."""
     tokens = (*SPECIAL_TOKENS, *CHARACTERS, *words, *(IMAGE_TOKENS if images else ()))
     return {token: index for index, token in enumerate(dict.fromkeys(tokens))}
 
 
 def word_level_tokenizer(words: Sequence[str], context_length: int, *, images: bool = False) -> PreTrainedTokenizerFast:
-    """One token for each of `words` (the longest that fits wins), for each printable ASCII character, and newline.
+    """Build a tokenizer with one token for each of `words` (the longest match wins), for each printable ASCII
+    character, and newline.
 
-    Decoding gives the text back exactly; any other character becomes <unk>. A document is `<bos>text<eos>`, a
+    Decoding restores the text exactly; any other character becomes <unk>. A document is `<bos>text<eos>`, a
     conversation `<bos><user>question<assistant>answer<eos>`.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors

@@ -1,4 +1,4 @@
-"""Tools and tool calls of a row, in the one form that chat templates read."""
+"""Tools and tool calls of a row, in the canonical form of chat templates."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _OTHER_ARGUMENTS = ("parameters", "args", "input", "params", "kwargs", "argument
 
 
 class ToolError(ValueError):
-    """Tools or tool calls do not have the form; the text continues a sentence that names the column."""
+    """Malformed tools or tool calls; the text continues a sentence that names the column."""
 
 
 def canonical_tools(value: Any) -> list[dict[str, Any]]:
-    """JSON schemas as `{type: function, function: {name, …}}`; none of an empty list.
+    """Return JSON schemas as `{type: function, function: {name, …}}`; none of an empty list.
 
-    value: a list of them, or of what stands in `function`; or the list as JSON text.
+    value: a list of them, or of contents of `function`; or the list as JSON text.
     """
     value = _json(value, "is") if isinstance(value, str) else value
     return [] if value == [] else [_function(tool, index) for index, tool in enumerate(_list(value))]
 
 
 def canonical_tool_calls(value: Any) -> list[dict[str, Any]]:
-    """Calls as `{type: function, function: {name, arguments: mapping}}`, with the `id` where there is one.
+    """Return calls as `{type: function, function: {name, arguments: mapping}}`, with the `id` if there is one.
 
     value: a list of them, or of `{name, arguments}`; or the list as JSON text; arguments may be JSON text.
     """
@@ -52,7 +52,7 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def _function(value: Any, index: int) -> dict[str, Any]:
-    """`{type: function, function: {name, …}}`, and an `id` beside it."""
+    """Return `{type: function, function: {name, …}}`, and an `id` beside it."""
     if not isinstance(value, Mapping):
         raise ToolError(f"[{index}] must be {_FORM}, this is {type(value).__name__}")
     if value.get("type", "function") not in ("function", None):

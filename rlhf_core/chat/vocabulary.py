@@ -1,4 +1,4 @@
-"""Does a tokenizer fit its model? Every token needs a row of the embedding."""
+"""Checks of a tokenizer against its model: every token needs a row of the embedding."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _OF_OTHER_SENSES = re.compile(r"image|audio|video|vision|speech", re.IGNORECASE)
 
 
 def shared_numbers(folder: Path) -> Iterator[str]:
-    """A sentence if two tokens of the folder's tokenizer.json are one number: which of them counts is chance then.
+    """Yield a problem if two tokens of the folder's tokenizer.json have one id, which makes the tokenisation arbitrary.
 
-    Added tokens may rename reserved ones, so those of the vocabulary itself are compared.
+    Added tokens may rename reserved ones, so only the tokens of the vocabulary itself are compared.
     """
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = content.get("model", {}).get("vocab")
@@ -32,7 +32,7 @@ def shared_numbers(folder: Path) -> Iterator[str]:
 
 
 def form_problems(folder: Path) -> Iterator[str]:
-    """One sentence for each part of the folder's tokenizer.json, a JSON object, that is missing or of another form."""
+    """Yield a problem for each part of the folder's tokenizer.json, a JSON object, that is missing or malformed."""
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     model, added = content.get("model"), content.get("added_tokens")
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
@@ -48,7 +48,7 @@ def form_problems(folder: Path) -> Iterator[str]:
 
 
 def tokens_beyond(tokenizer: Tokenizer, rows: int) -> Iterator[str]:
-    """A sentence if the tokenizer has tokens without one of the embedding's `rows`."""
+    """Yield a problem if the tokenizer has tokens without one of the embedding's `rows`."""
     beyond = sorted(
         (index, token)
         for token, index in tokenizer.get_vocab().items()

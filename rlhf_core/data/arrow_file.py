@@ -1,4 +1,4 @@
-"""Rows in files of Arrow: written one by one, read from memory-mapped pages, whatever fits in memory."""
+"""Rows in Arrow files: written one by one, read from memory-mapped pages, independent of memory size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ArrowWriter:
         self._waiting = 0  # bytes of these
 
     def append(self, row: Mapping[str, Any], num_bytes: int) -> None:
-        """num_bytes: about as many as it has in memory."""
+        """num_bytes: approximate size in memory."""
         self._rows.append(row)
         self._waiting += num_bytes
         if len(self._rows) >= _ROWS or self._waiting >= _BYTES:
@@ -54,7 +54,9 @@ class ArrowWriter:
 
 
 def record_batches(path: Path) -> Iterator[Any]:
-    """The file's record batches, whose columns are memory-mapped. Raises StageError for a file of another kind."""
+    """Yield the file's record batches, whose columns are memory-mapped. Raises StageError for a file of another
+    kind.
+    """
     import pyarrow as pa
 
     try:

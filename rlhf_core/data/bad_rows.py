@@ -1,4 +1,4 @@
-"""Rows that cannot be read, or lack what their format needs: an error, or dropped and counted."""
+"""Rows that cannot be read, or lack a field of their format: an error, or dropped and counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REASONS = 20
 
 @dataclass
 class BadRows:
-    """Counts dropped rows by reason, and keeps the first three in words. A BadRow of `on_bad_row: drop`."""
+    """Counts dropped rows by reason, and keeps the messages of the first three. A BadRow of `on_bad_row: drop`."""
 
     reasons: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class BadRows:
         return {"rows": self.count, "reasons": self.reasons, "examples": self.examples}
 
     def sentence(self) -> str:
-        """`3 bad rows are dropped: 2 no column `prompt`, 1 not JSON; first: d.jsonl line 2: no column …`."""
+        """Return `3 bad rows are dropped: 2 no column `prompt`, 1 not JSON; first: d.jsonl line 2: no column …`."""
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.reasons.items())
         return (
             f"{self.count} bad row{'s are' if self.count > 1 else ' is'} dropped: {reasons}; first: {self.examples[0]}"
@@ -44,14 +44,14 @@ class BadRows:
 
 
 def bad_row_policy(config: DatasetConfig, counted: BadRows) -> BadRow:
-    """What to do with a bad row of the dataset: raise its RowError, or count it in `counted`."""
+    """Return the handler of the dataset's bad rows: it raises their RowError, or counts it in `counted`."""
     return counted if config.on_bad_row == "drop" else raise_bad_row
 
 
 def canonical(
     where: str, raw: Mapping[str, Any], config: DatasetConfig, bad_row: BadRow, images: ImageReader
 ) -> Row | None:
-    """The canonical row; None for a bad one, which `bad_row` was called for."""
+    """Return the canonical row; None for a bad one, after calling `bad_row`."""
     try:
         return canonical_row(raw, config.format, config.columns, images)
     except RowError as error:

@@ -1,6 +1,6 @@
-"""Rows as their source has them become canonical rows, with all that decides whether a row is kept.
+"""Conversion of source rows to canonical rows, with all criteria for keeping a row.
 
-Everything here depends on one row alone, so that several processes can share the work (processes.py).
+Everything here depends on one row only, so that several processes can share the work (processes.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CheckedBatch:
 
 
 class Checker:
-    """Picklable: several processes may have one each."""
+    """Picklable: each process may have one."""
 
     def __init__(self, config: DatasetConfig, excluded: PromptIndex, images: ImageReader) -> None:
         self._config = config

@@ -1,4 +1,4 @@
-"""Rows that a stage cannot use as they are: an error, dropped or truncated, as their dataset says."""
+"""Rows that a stage cannot use as they are: an error, dropped or truncated, by their dataset's settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROWS_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class RowPolicy:
-    """What a dataset wants of such rows: `on_long_row` and `on_bad_row` of its settings."""
+    """A dataset's treatment of such rows: `on_long_row` and `on_bad_row` of its settings."""
 
     long: LongRowPolicy = "error"
     bad: BadRowPolicy = "error"
@@ -30,7 +30,7 @@ class RowPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Fitted(Generic[S]):
-    """What a stage reads, and what became of the rest."""
+    """The rows that a stage reads, and counts of the others."""
 
     rows: S
     policy: RowPolicy
@@ -39,7 +39,7 @@ class Fitted(Generic[S]):
     truncated: int = 0
 
     def metrics(self, prefix: str = "") -> dict[str, int]:
-        """For the stage's manifest: the counts of what is not an error."""
+        """Return the counts of dropped and truncated rows for the stage's manifest."""
         counts = {}
         if self.policy.bad == "drop":
             counts["rows_dropped_bad"] = self.bad
@@ -52,11 +52,11 @@ class Fitted(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Fitting(Generic[T]):
-    """How a stage reads canonical rows. Picklable, where its functions are.
+    """Conversion of canonical rows for a stage. Picklable, if its functions are.
 
-    encode: a row as what the stage reads; raises ConversationError for one that the chat template cannot write;
-    problem: the sentence that says that something is too long, None if it fits; truncate: the same, cut to fit, or None
-    if nothing would be left of what it is for: it is dropped then.
+    encode: converts a row; raises ConversationError for one that the chat template cannot render;
+    problem: returns a message if the row is too long, None if it fits; truncate: shortens it to fit, or returns None if
+    nothing to train on would be left: it is dropped then.
     """
 
     encode: Callable[[Row], Iterable[T]]
@@ -65,7 +65,7 @@ class Fitting(Generic[T]):
     policy: RowPolicy
 
     def __call__(self, rows: Sequence[Row]) -> _Part[T]:
-        """Raises StageError with the first sentence where the policy is `error`."""
+        """Convert the rows. Raises StageError with the first message where the policy is `error`."""
         part: _Part[T] = _Part()
         for item in self._encoded(rows, part):
             sentence = self.problem(item)
@@ -95,7 +95,7 @@ class Fitting(Generic[T]):
 
 @dataclass(slots=True)
 class _Part(Generic[T]):
-    """Of some rows."""
+    """The result of some of the rows."""
 
     kept: list[T] = field(default_factory=list)
     bad: list[tuple[str, str]] = field(default_factory=list)  # place and reason
@@ -104,10 +104,10 @@ class _Part(Generic[T]):
 
 
 def fit(rows: Iterable[Row], fitting: Fitting[T], *, keep: Callable[[Iterable[T]], S], processes: int = 1) -> Fitted[S]:
-    """What a stage reads of canonical rows, without what is too long, or with that truncated.
+    """Return canonical rows as converted by `fitting`, long ones dropped or truncated.
 
-    keep: puts it where it is to be, in memory or elsewhere, as it comes.
-    Raises StageError as `fitting` does, or if the chat template can write none of the rows.
+    keep: stores the rows, in memory or elsewhere, as they come.
+    Raises StageError as `fitting` does, or if the chat template can render none of the rows.
     """
     bad = BadRows()
     total: _Part[T] = _Part()

@@ -1,8 +1,8 @@
-"""Images that rows bring or name: read, verified, and kept once by their content. Imports PIL where there is one.
+"""Images of rows: read, verified, and kept once by content. Imports PIL if installed.
 
-A row has images in the parts of a content, as OpenAI and transformers write them, or in a column `images` or `image`.
-Each is a file's bytes, alone or as `{bytes, path}`, a data URL or base64, or the name of a file in the folder that the
-dataset's `images.folder` names. An ImageReader puts an ImagePart in the place of each.
+A row has images in the parts of a content, as in OpenAI and transformers, or in a column `images` or `image`. Each is a
+file's bytes, alone or as `{bytes, path}`, a data URL or base64, or the name of a file in the folder that the dataset's
+`images.folder` names. An ImageReader replaces each by an ImagePart.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BASE64 = ("iVBORw0KGgo", "/9j/", "UklGR")  # how that of PNG, JPEG and WEBP beg
 
 @dataclass(frozen=True, slots=True)
 class ImageReader:
-    """What a dataset reads images with. Picklable, so that several processes may have one each."""
+    """Reads a dataset's images. Picklable: each process may have one."""
 
     config: ImagesConfig
     folder: Path | None  # with the files that rows name; None: it is not at hand, or the settings name none
@@ -45,15 +45,15 @@ class ImageReader:
 
     @classmethod
     def before_a_run(cls, config: ImagesConfig, root: Path) -> ImageReader:
-        """Of the headers of images, those at hand. root: the recipe's folder."""
+        """Return a reader of the headers of available images. root: the recipe's folder."""
         named = config.folder
         return cls(config, None if named is None or "://" in named else root / named)
 
     def __call__(self, row: Row, completions: Sequence[str] = ()) -> Row:
-        """The row with each of its images read, in the content of a message; the row itself if there is none.
+        """Return the row with each of its images read, in the content of a message; the row itself if there is none.
 
         completions: columns that may be conversations, each of which has the images of the prompt where it repeats it.
-        Raises RowError for an image that cannot be read, one without a place, or a place without an image.
+        Raises RowError for an image that cannot be read, one without a placeholder, or a placeholder without an image.
         """
         given = _given(row)
         named = [name for name in _MESSAGE_COLUMNS if name in row]
@@ -70,7 +70,7 @@ class ImageReader:
         return {name: value for name, value in row.items() if name not in _COLUMNS} | read
 
     def read(self, value: Any, place: str) -> str:
-        """The SHA-256 of the image that `value` gives or names. Raises RowError, which names the place."""
+        """Return the SHA-256 of the image `value`, content or name. Raises RowError, which names the place."""
         content = _content(value, place, self)
         if content is None:
             return hashlib.sha256(repr(value).encode()).hexdigest()  # of a file that is not at hand
@@ -112,7 +112,7 @@ class ImageReader:
             ) from error
 
     def _keep(self, content: bytes, digest: str) -> None:
-        """At once whole: other processes may keep the same one."""
+        """Write the file atomically: other processes may keep the same one."""
         assert self.store is not None
         with tempfile.NamedTemporaryFile(dir=self.store, delete=False) as file:
             file.write(content)
@@ -120,7 +120,7 @@ class ImageReader:
 
 
 def _given(row: Row) -> list[tuple[str, Any]]:
-    """The place and the value of each image of the columns."""
+    """Return the place and the value of each image in the columns."""
     found = [name for name in _COLUMNS if row.get(name) is not None and not _is_empty(row[name])]
     if len(found) > 1:
         raise RowError("the row has both `images` and `image`: leave one out, such as by `columns: {unused: image}`")
@@ -153,7 +153,7 @@ def _is_image(part: Any) -> bool:
 
 
 class _Images:
-    """Of one row: those of its columns wait for places."""
+    """The images of one row; those of its columns wait for placeholders."""
 
     def __init__(self, reader: ImageReader, given: Sequence[tuple[str, Any]]) -> None:
         self._reader = reader
@@ -162,7 +162,7 @@ class _Images:
         self._read = 0
 
     def placed(self, value: Any, column: str) -> Any:
-        """`value` of the column with each image read: messages, or a prompt as text."""
+        """Return `value` of the column with each image read: messages, or a prompt as text."""
         if isinstance(value, str) and self._given:
             value = [{"role": "user", "content": value}]
         if not isinstance(value, list | tuple):
@@ -186,7 +186,7 @@ class _Images:
             )
 
     def _place(self, messages: list[Any], column: str) -> None:
-        """Make parts where the texts say `<image>`, or else in front of the first turn of the user."""
+        """Insert parts where the texts contain `<image>`, or else in front of the first turn of the user."""
         texts = [(index, key) for index, key in _texts(messages) if _IN_TEXT in messages[index][key]]
         for index, key in texts:
             pieces = messages[index][key].split(_IN_TEXT)
@@ -227,7 +227,7 @@ class _Images:
 
 
 def _texts(messages: Sequence[Any]) -> Iterator[tuple[int, str]]:
-    """Message and key of each text that is not the assistant's."""
+    """Yield message and key of each text that is not the assistant's."""
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or _role(message) == "assistant":
             continue
@@ -241,7 +241,7 @@ def _role(message: Mapping[str, Any]) -> str | None:
 
 
 def _content(value: Any, place: str, reader: ImageReader) -> bytes | None:
-    """The bytes of the file; None: it is one that is not at hand."""
+    """Return the bytes of the file; None if it is not available."""
     if isinstance(value, bytes | bytearray):
         return bytes(value)
     if isinstance(value, Mapping):

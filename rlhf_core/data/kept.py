@@ -1,6 +1,6 @@
-"""The rows that a dataset keeps, on disk while they are selected: ordered, mixed and cut by the `datasets` library.
+"""The rows that a dataset keeps, on disk while they are selected: ordered, mixed and limited by the `datasets` library.
 
-The library keeps the order as numbers of rows, 8 bytes each, beside memory-mapped files; rows move when the result is
+The library keeps the order as row indices, 8 bytes each, beside memory-mapped files; rows move when the result is
 written.
 """
 
@@ -35,7 +35,7 @@ class KeptRow(NamedTuple):
 
 
 class KeptRows:
-    """Rows of one source after another. Written within its context; read after it, as long as the file is there."""
+    """Rows of one source after another. Written within its context; readable after it, while the file exists."""
 
     def __init__(self, path: Path, sources: int) -> None:
         import pyarrow as pa
@@ -60,11 +60,11 @@ class KeptRows:
         self.counts[source] += 1
 
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The canonical rows of these numbers, counted over all sources."""
+        """Return the canonical rows with these indices, counted over all sources."""
         return [json.loads(row.text) for row in iterate(self._whole().select(indices))]
 
     def of_sources(self, dropped: NDArray[np.bool_] | None) -> list[Dataset]:
-        """The rows of each source without those that are `dropped`, of which there is one value a row."""
+        """Return the rows of each source without those that are `dropped`, which has one value per row."""
         whole, start, found = self._whole(), 0, []
         for count in self.counts:
             end = start + count
@@ -82,10 +82,10 @@ class KeptRows:
 
 
 def ordered(config: DatasetConfig, sources: Sequence[Dataset], seed: int) -> Dataset:
-    """All rows that the settings draw, in their order, without a limit.
+    """Return all rows drawn by the settings, in order, without a limit.
 
-    Each source is shuffled by itself. Of several, the next row comes from a source drawn by weight, until one has given
-    all its rows (`first_exhausted`), or every one has (`all_exhausted`: those that end earlier begin again).
+    Each source is shuffled by itself. With several, each row comes from a source drawn by weight, until the first is
+    exhausted (`first_exhausted`), or all are (`all_exhausted`: those that end earlier restart).
     Raises StageError if a source of a mix has no row, or would be repeated too often.
     """
     if config.shuffle:
@@ -104,7 +104,7 @@ def ordered(config: DatasetConfig, sources: Sequence[Dataset], seed: int) -> Dat
 
 
 def mix_problem(config: DatasetConfig, rows: Sequence[int]) -> str | None:
-    """Why sources that have so many rows left cannot be mixed; None if they can."""
+    """Return the reason why sources with so many remaining rows cannot be mixed; None if they can."""
     counts = np.array(rows)
     if not counts.all():
         return f"mix[{int(np.argmin(counts))}]: no row of this source is left"
@@ -118,13 +118,13 @@ def mix_problem(config: DatasetConfig, rows: Sequence[int]) -> str | None:
 
 
 def _shares(config: DatasetConfig) -> NDArray[np.float64]:
-    """(sources,) of the mix that each source has."""
+    """Return each source's share of the mix, (sources,)."""
     weights = np.array([entry.weight for entry in config.mix], dtype=np.float64)
     shares: NDArray[np.float64] = weights / weights.sum()
     return shares
 
 
 def iterate(rows: Dataset) -> Iterator[KeptRow]:
-    """The rows of KeptRows, in the order that the library gives them."""
+    """Yield the rows of KeptRows in the order of the library's dataset."""
     for table in rows.with_format("arrow").iter(_READ_AT_ONCE):
         yield from map(KeptRow, *(table.column(name).to_pylist() for name in KeptRow._fields))

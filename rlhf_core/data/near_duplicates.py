@@ -1,9 +1,9 @@
-"""Rows that are nearly the same text, found by MinHash sketches and locality-sensitive hashing; loads no torch.
+"""Near-duplicates of rows by MinHash sketches and locality-sensitive hashing; loads no torch.
 
 A text is the set of its sequences of five words; the similarity of two texts is the share of these that they have in
 common (Jaccard). A sketch estimates it to within 0.03. Of pairs with a similarity of 0.8 about 95 % are found, of 0.9
-all but 1 in 10,000. Time and memory grow with the number of rows: a bucket of rows that look alike has two candidates
-for each row, however full it is.
+all but 1 in 10,000. Time and memory grow with the number of rows: a bucket of similar rows has two candidates for each
+row, whatever its size.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _NONE = -1
 
 
 class Sketcher:
-    """Sketches rows, and says which of them ask nearly a prompt that is known. Holds nothing of the rows."""
+    """Sketches rows, and matches them with given prompts. Keeps no rows."""
 
     def __init__(self, prompts: Sequence[str], threshold: float) -> None:
-        """prompts: that rows should not resemble, such as those of held-out datasets."""
+        """prompts: those that rows should not resemble, such as those of held-out datasets."""
         self._threshold = threshold
         self._of_prompts = sketch(prompts)
 
     def __call__(self, texts: Sequence[str], asked: Sequence[str]) -> tuple[Sketches, NDArray[np.bool_]]:
-        """The sketches of rows, and (rows,) whether each resembles one of the prompts. texts: the whole of each row;
-        asked: what it asks."""
+        """Return the sketches of rows, and whether each resembles one of the prompts, (rows,). texts: the whole of each
+        row; asked: its question.
+        """
         sketches = sketch(texts)
         if not len(self._of_prompts):
             return sketches, np.zeros(len(sketches), dtype=np.bool_)
@@ -46,7 +47,7 @@ class Sketcher:
 
 
 class SketchFile:
-    """Sketches on disk: 256 bytes a row, read from memory-mapped pages."""
+    """Sketches on disk: 256 bytes per row, read from memory-mapped pages."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,7 +64,7 @@ class SketchFile:
 
 
 def sketch(texts: Sequence[str]) -> Sketches:
-    """One sketch a text; equal on every machine."""
+    """Return one sketch per text; equal on every machine."""
     from rensa import RMinHash
 
     sketches = np.empty((len(texts), _SLOTS), dtype=np.uint16)
@@ -75,7 +76,7 @@ def sketch(texts: Sequence[str]) -> Sketches:
 
 
 def _batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Texts that are sketched together: few enough that their sequences take little memory."""
+    """Yield ranges of texts to be sketched together: few enough that their sequences take little memory."""
     start = characters = 0
     for index, text in enumerate(texts):
         characters += len(text)
@@ -93,7 +94,7 @@ def _sequences(text: str) -> list[str]:
 
 
 def similar_earlier(sketches: Sketches, threshold: float) -> NDArray[np.int64]:
-    """(rows,) int64: an earlier row with an estimated similarity of at least `threshold`, or -1."""
+    """Return an earlier row with an estimated similarity of at least `threshold`, or -1, (rows,) int64."""
     rows = np.arange(len(sketches))
     similar = np.full(len(rows), _NONE)
     for band in range(_BANDS):
@@ -110,7 +111,7 @@ def similar_earlier(sketches: Sketches, threshold: float) -> NDArray[np.int64]:
 
 
 def similar_of(sketches: Sketches, others: Sketches, threshold: float) -> NDArray[np.int64]:
-    """(rows,) int64: a row of `others` with an estimated similarity of at least `threshold`, or -1."""
+    """Return a row of `others` with an estimated similarity of at least `threshold`, or -1, (rows,) int64."""
     similar = np.full(len(sketches), _NONE)
     if not len(others):
         return similar
@@ -126,7 +127,7 @@ def similar_of(sketches: Sketches, others: Sketches, threshold: float) -> NDArra
 
 
 def _buckets(sketches: Sketches, band: int) -> NDArray[np.uint64]:
-    """(rows,) a hash of the band's slots: rows that agree in all of them are in the same bucket."""
+    """Return a hash of the band's slots, (rows,): rows that agree in all of them are in the same bucket."""
     width = _SLOTS // _BANDS
     buckets = np.zeros(len(sketches), dtype=np.uint64)
     for slot in range(band * width, (band + 1) * width):

@@ -1,4 +1,4 @@
-"""Rows of NeMo Gym: a request in OpenAI's Responses API, and beside it what the resource server reads."""
+"""Rows of NeMo Gym: a request in OpenAI's Responses API, and beside it the data of the resource server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PARTS = ("reasoning_content", "content", "tool_calls")  # of an assistant turn,
 
 
 def read_nemo_gym(row: Row) -> Row:
-    """The prompt, the tools, and the whole row in a column of its own, since its names may be those of ours.
+    """Return the prompt, the tools, and the whole row in a column of its own, since its column names may equal ours.
 
     row: of NeMo Gym, with its `responses_create_params` named `nemo_gym`. Raises RowError that names the place.
     """
@@ -34,7 +34,7 @@ def read_nemo_gym(row: Row) -> Row:
 
 
 def _messages(request: Mapping[str, Any], place: str) -> list[Message]:
-    """Of the input, whose items may be parts of one turn."""
+    """Return the messages of the input, whose items may be parts of one turn."""
     given = request.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list | tuple) or not items:
@@ -67,7 +67,7 @@ def _messages(request: Mapping[str, Any], place: str) -> list[Message]:
 
 
 def _turn(messages: list[Message], part: str) -> Message:
-    """The assistant turn that the part belongs to: the last one, if such a part may still follow in it."""
+    """Return the assistant turn that the part belongs to: the last one, if such a part may still follow in it."""
     last = messages[-1] if messages else {}
     later = _PARTS[_PARTS.index(part) + (part == "tool_calls") :]
     if last.get("role") != "assistant" or any(name in last for name in later):

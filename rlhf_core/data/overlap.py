@@ -1,4 +1,4 @@
-"""Rows that contain a prompt of another dataset: what a model is tested on must not be in what it is trained on."""
+"""Overlap of datasets: held-out prompts must not be in training data."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _WORD_START = re.compile(r"[^\W_]+|\S")  # letters and digits together, every ot
 class PromptIndex:
     """The prompts of other datasets, compared with whitespace normalised.
 
-    A row of prompts, conversations or preferences contains such a prompt if one of its user turns, or its user turns
-    up to any one of them, equals it (Format.asked_texts); a row of text if the prompt occurs in it anywhere, at word
+    A row of prompts, conversations or preferences contains such a prompt if one of its user turns, or its user turns up
+    to any one of them, equals it (Format.asked_texts); a row of text if the prompt occurs in it anywhere, at word
     boundaries (Format.running_text).
     """
 
@@ -41,7 +41,7 @@ class PromptIndex:
         return list(self._dataset_of)
 
     def find(self, row: Mapping[str, Any], data_format: Format) -> tuple[str, str] | None:
-        """The dataset and the prompt of it that the canonical row contains; None if it contains none."""
+        """Return the dataset and the prompt of it that the canonical row contains; None if it contains none."""
         if not self._dataset_of:
             return None
         asked = map(normalised, data_format.asked_texts(row))
@@ -74,7 +74,7 @@ def overlap_problem(
     held_out: Mapping[str, Rows],
     excluded: Mapping[str, Rows],
 ) -> str | None:
-    """The sentence that refuses a dataset of which `rows` (place, canonical row) are known; None if none overlaps.
+    """Return the problem of a dataset with the known `rows` (place, canonical row); None if none overlaps.
 
     held_out, excluded: the datasets that it is compared with, by name; rows with a prompt of `excluded` are dropped
     before they are compared.

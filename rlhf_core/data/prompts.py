@@ -1,4 +1,4 @@
-"""Canonical rows of format `prompts` become prompts as tokens."""
+"""Canonical rows of format `prompts` encoded as prompts of tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlhf_core.types import Prompt, SequenceImage
 
 
 def to_prompts(rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, *, max_tokens: int) -> list[Prompt]:
-    """As `fit_prompts`; a prompt that cannot be used is an error."""
+    """Return the prompts as `fit_prompts` does; an unusable prompt is an error."""
     return fit_prompts(rows, tokenizer, max_tokens=max_tokens, policy=RowPolicy()).rows
 
 
@@ -28,12 +28,12 @@ def fit_prompts(
     hint: Hint | None = None,
     images: RowImages | None = None,
 ) -> Fitted[list[Prompt]]:
-    """Each row's messages through the chat template, ready for a completion.
+    """Encode each row's messages with the chat template, ready for a completion.
 
-    hint: what a teacher reads behind the last message of the user; it must fit too. images: how those of the rows are
-    read; none: they have none.
-    Raises StageError for a prompt of more than `max_tokens` tokens, or that the template cannot write, if their policy
-    is `error`, and for the policy `truncate`: a prompt that is cut asks another question.
+    hint: appended to the last message of the user for a teacher; it must fit too. images: reader of the rows' images;
+    none: they have none.
+    Raises StageError for a prompt of more than `max_tokens` tokens, or that the template cannot render, if their policy
+    is `error`, and for the policy `truncate`: a truncated prompt is another question.
     """
     if policy.long == "truncate":
         raise StageError("on_long_row: a prompt that is cut asks another question; use error or drop")

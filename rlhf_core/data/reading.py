@@ -1,7 +1,7 @@
-"""Dataset artifacts: `data.arrow` with one canonical row a row, `info.json` with how it came to be.
+"""Dataset artifacts: `data.arrow` with one canonical row per row, `info.json` with their origin.
 
 A row is its `id` and the row itself as JSON, in Arrow's own type for that: columns of Arrow would give the arguments of
-one tool call the names of all others'. `datasets.Dataset.from_file` reads the file, and gives rows as mappings.
+one tool call the names of all others'. `datasets.Dataset.from_file` reads the file, and returns rows as mappings.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ def require_seen_by_all(
 
 
 def read_rows(folder: Path, *, images: bool = False) -> list[dict[str, Any]]:
-    """All canonical rows (rlhf_core/data/formats) of a dataset artifact, in order.
+    """Return all canonical rows (rlhf_core/data/formats) of a dataset artifact, in order.
 
-    images: the caller knows what to do with rows that have some. Raises StageError as iterate_rows.
+    images: whether the caller accepts rows with images. Raises StageError as iterate_rows.
     """
     return list(iterate_rows(folder, images=images))
 
 
 def iterate_rows(folder: Path, *, images: bool = False) -> Iterator[dict[str, Any]]:
-    """As read_rows, one at a time. Raises StageError if the folder is not a dataset artifact, or has rows with images
-    which the caller does not take."""
+    """Yield the rows of `read_rows` one at a time.
+
+    Raises StageError if the folder is not a dataset artifact, or has rows with images which the caller does not accept.
+    """
     if not images and (folder / IMAGES_FOLDER).is_dir():
         raise StageError(f"{folder}: the dataset has rows with images, and this stage reads text alone: {NO_IMAGES}")
     if (folder / DATA_FILE).is_file():
@@ -59,9 +61,9 @@ def iterate_rows(folder: Path, *, images: bool = False) -> Iterator[dict[str, An
 
 
 def read_dataset(folder: Path, *, images: bool = False) -> Rows:
-    """The rows of a dataset artifact, read when they are asked for, and what they mean. images: as of `read_rows`.
+    """Return the rows of a dataset artifact, read lazily, and their format. images: as in `read_rows`.
 
-    Raises StageError if the folder is not a dataset artifact, or of a format that is not known here.
+    Raises StageError if the folder is not a dataset artifact, or of an unknown format.
     """
     if not (folder / INFO_FILE).is_file():
         raise StageError(f"{folder}: there is no {INFO_FILE}, so this is not a dataset artifact")
@@ -72,13 +74,13 @@ def read_dataset(folder: Path, *, images: bool = False) -> Rows:
 
 
 def row_policy(folder: Path) -> RowPolicy:
-    """What the recipe wants of rows of this dataset artifact that the stage which reads them cannot use as they are."""
+    """Return the recipe's treatment of rows of this dataset artifact that a stage cannot use as they are."""
     info = dataset_info(folder)
     return RowPolicy(long=info.get("on_long_row", "error"), bad=info.get("on_bad_row", "error"))
 
 
 def dataset_info(folder: Path) -> dict[str, Any]:
-    """How a dataset artifact came to be, and its format."""
+    """Return the origin of a dataset artifact, and its format."""
     info: dict[str, Any] = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
     return info
 
@@ -88,9 +90,9 @@ def write_dataset(
 ) -> dict[str, int]:
     """Write `rows` and `info` as a dataset artifact; the same rows give the same bytes.
 
-    images_from: the folder of the dataset artifact that the rows are made of, whose files of the images that they name
-    are copied; none: they have no images. Returns how many `images` there are, if any, for the metrics.
-    Raises StageError if a row names an image whose file is not there.
+    images_from: the folder of the source dataset artifact, from which the image files named by the rows are copied;
+    none: they have no images. Returns the number of `images`, if any, for the metrics.
+    Raises StageError if a row names a missing image file.
     """
     named: set[str] = set()
 
@@ -124,7 +126,7 @@ def write_rows(folder: Path, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def row_text(row: Mapping[str, Any]) -> str:
-    """A canonical row as JSON, as dataset artifacts hold it."""
+    """Return a canonical row as JSON, the form in dataset artifacts."""
     return json.dumps(row, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -1,4 +1,4 @@
-"""What is made of completions with rewards: pairs, labelled completions, the best of each prompt, conditional text."""
+"""Datasets from completions with rewards: pairs, labelled completions, the best of each prompt, conditional text."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Outcome = Literal["one", "other", "ties", "order_dependent", "unjudged"]
 
 
 def counted_truncated(row: Mapping[str, Any], counts: Counter[str], *, drop: bool) -> Mapping[str, Any]:
-    """`row`, whose completions that were cut at their longest length are counted, and left out with `drop`."""
+    """Return `row` with its truncated completions counted, and removed with `drop`."""
     ended = [entry for entry in row["completions"] if entry.get("finish_reason") != "length"]
     counts["truncated_completions"] += len(row["completions"]) - len(ended)
     return {**row, "completions": ended} if drop else row
 
 
 def distinct(row: Mapping[str, Any], counts: Counter[str], *, rewarded: bool = True) -> list[Entry]:
-    """The row's completions that can be used: of equal texts the first, none that is empty.
+    """Return the row's usable completions: the first of equal texts, without empty ones.
 
-    Raises StageError if one has no reward, unless they are not `rewarded`. counts: of what is left out.
+    Raises StageError if one has no reward, unless they are not `rewarded`. counts: of dropped ones.
     """
     seen: dict[str, Entry] = {}
     for entry in row["completions"]:
@@ -48,7 +48,7 @@ def distinct(row: Mapping[str, Any], counts: Counter[str], *, rewarded: bool = T
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two completions of a row of completions, one of which may be better."""
+    """Two completions of a row, one of which may be better."""
 
     row: Mapping[str, Any]
     one: Entry
@@ -58,21 +58,22 @@ class Comparison:
 def comparisons(
     row: Mapping[str, Any], *, every: bool, counts: Counter[str], rewarded: bool = True
 ) -> Iterator[Comparison]:
-    """every: all pairs, which need no rewards where they are not `rewarded`; else that of the highest and the lowest
-    reward, the first of equal ones."""
+    """every: all pairs, which need no rewards if they are not `rewarded`; else that of the highest and the lowest
+    reward, the first of equal ones.
+    """
     entries = distinct(row, counts, rewarded=rewarded or not every)
     for one, other in combinations(entries, 2) if every else _extremes(entries):
         yield Comparison(row, one, other)
 
 
 def by_reward(pair: Comparison, margin: float) -> Outcome:
-    """Of the rewards; those that are not more than `margin` apart are a tie."""
+    """Compare by rewards; a difference of at most `margin` is a tie."""
     gap = float(pair.one["reward"]) - float(pair.other["reward"])
     return "ties" if abs(gap) <= margin else "one" if gap > 0 else "other"
 
 
 def preferences(compared: Sequence[Comparison], outcomes: Sequence[Outcome], counts: Counter[str]) -> Iterator[Row]:
-    """A row of the format `preferences` for each comparison in which one is better; the others are counted."""
+    """Yield a row of the format `preferences` for each comparison with a better one; the others are counted."""
     for pair, outcome in zip(compared, outcomes, strict=True):
         if outcome == "one" or outcome == "other":
             chosen, rejected = (pair.one, pair.other) if outcome == "one" else (pair.other, pair.one)
@@ -83,9 +84,9 @@ def preferences(compared: Sequence[Comparison], outcomes: Sequence[Outcome], cou
 
 
 def labelled(row: Mapping[str, Any], *, threshold: float, margin: float, counts: Counter[str]) -> Iterator[Row]:
-    """A row of the format `unpaired` for each completion: good if its reward is the threshold or more.
+    """Yield a row of the format `unpaired` for each completion: good if its reward is the threshold or more.
 
-    Rewards less than `margin` from the threshold are counted and left out.
+    Rewards less than `margin` from the threshold are counted and dropped.
     """
     for entry in distinct(row, counts):
         above = float(entry["reward"]) - threshold
@@ -99,7 +100,9 @@ def labelled(row: Mapping[str, Any], *, threshold: float, margin: float, counts:
 
 
 def best_of(row: Mapping[str, Any], *, least_reward: float | None, counts: Counter[str]) -> Iterator[Row]:
-    """The conversation with the completion of the highest reward, the first of equal ones; none below least_reward."""
+    """Yield the conversation with the completion of the highest reward, the first of equal ones; none below
+    least_reward.
+    """
     entries = distinct(row, counts)
     best = max(entries, key=lambda entry: float(entry["reward"]), default=None)
     if best is None or (least_reward is not None and best["reward"] < least_reward):
@@ -112,7 +115,9 @@ def best_of(row: Mapping[str, Any], *, least_reward: float | None, counts: Count
 def conditional(
     row: Mapping[str, Any], *, text: str, decimals: int, counts: Counter[str], written: Counter[str]
 ) -> Iterator[Row]:
-    """A conversation for each completion, whose prompt says its reward. written: counts the rewards as they stand."""
+    """Yield a conversation for each completion, whose prompt contains its reward. written: counts the rewards as
+    text.
+    """
     for entry in distinct(row, counts):
         reward = float(entry["reward"])
         written[written_reward(reward, decimals)] += 1
@@ -122,7 +127,8 @@ def conditional(
 
 
 def with_reward(row: Mapping[str, Any], reward: float, *, text: str, decimals: int) -> Row:
-    """The row with `text` behind the last message of the user in its prompt, the reward in place of `{reward}`.
+    """Return the row with `text` appended to the last message of the user in its prompt, `{reward}` replaced by the
+    reward.
 
     Raises StageError if there is no such message.
     """
@@ -146,7 +152,7 @@ def _extremes(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
 
 
 def _with_id(row: Mapping[str, Any], made: Row, **replies: Entry) -> Row:
-    """replies: which completion stands in each column of `made`."""
+    """replies: the completion in each column of `made`."""
     made |= {"tools": row["tools"]} if "tools" in row else {}
     made |= sampled_column(row, replies)
     return {"id": row_id(made), **made}

@@ -257,7 +257,7 @@ def asked_dataset(recipe: Recipe, name: str) -> str:
 
 
 def _input_settings(section: str, config: StageConfig) -> tuple[InputSetting, ...]:
-    """Raises RecipeError for one that names the same twice."""
+    """Return the settings that name inputs. Raises RecipeError for one that names the same twice."""
     settings = tuple(input_settings(config))
     for setting in settings:
         twice = next((name for name in setting.names if setting.names.count(name) > 1), None)

@@ -53,7 +53,7 @@ def _draft(recipe: Recipe, find: Find | None, left_out: Collection[str], start: 
 
 
 def _unread(recipe: Recipe, nodes: Mapping[str, Draft], left_out: Collection[str]) -> dict[str, str]:
-    """Return merges and other auxiliary stages that later stages could read and do not."""
+    """Return auxiliary stages, such as reward models, that later stages could read and do not, with the reason."""
     read = {other for node in nodes.values() if not node.stage.reads_all for other in node.inputs.values()}
     names = [name for name in recipe.stages if name not in left_out]
     unread = {}

@@ -1,4 +1,4 @@
-"""What a stage has to do, as far as it can be known before it runs: rows, tokens, steps, time and memory."""
+"""Estimates of a stage before it runs, as far as known: rows, tokens, steps, time and memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What could be found out about the inputs without running anything."""
+    """Facts about the inputs that need no run."""
 
     seen: Seen
     root: Path
@@ -51,7 +51,7 @@ class Known:
 
 
 def estimates(graph: Mapping[str, Node], known: Known) -> dict[str, Estimate]:
-    """Of each node that will be computed; where nothing is known, an estimate says so by its nulls."""
+    """Return the estimate of each node that will be computed; unknown values are None."""
     estimator = _Estimator(graph, known)
     return {name: estimator.of(node) for name, node in graph.items() if name not in known.finished}
 
@@ -77,7 +77,7 @@ class _Estimator:
         )
 
     def _rows(self, name: str) -> int | None:
-        """Rows of the dataset that the node `name` makes."""
+        """Return the rows of the dataset that the node `name` makes."""
         made = self._known.finished.get(name)
         if made is not None:
             rows = made.metrics.get("rows")
@@ -112,7 +112,9 @@ class _Estimator:
         return sum(counts) / len(counts)
 
     def _seconds(self, node: Node, steps: int | None) -> float | None:
-        """Those of the newest earlier result of the same stage: of the same name, else of any. With steps, per step."""
+        """Return the seconds of the newest earlier result of the stage with this name, else of the same kind; per step
+        if it has steps.
+        """
         same = [manifest for manifest in self._earlier if manifest.stage == node.stage.name]
         found = next((m for m in same if m.name == node.name), same[0] if same else None)
         if found is None:
@@ -124,7 +126,7 @@ class _Estimator:
         return took / before * steps if isinstance(before, int) and before > 0 else None
 
     def _shapes(self, node: Node) -> dict[str, Shape]:
-        """As `memory` takes them."""
+        """Return the shapes in the form that `memory` takes."""
         starts = {held.start for together in node.config.held_models() for held in together}
         shapes = {start: self._shape(self._graph[node.inputs[start]]) for start in starts}
         return {start: shape for start, shape in shapes.items() if shape is not None}

@@ -1,4 +1,4 @@
-"""One node of a recipe in this process, where a debugger reaches it: without Ray, Prefect or a server."""
+"""Runs one node of a recipe in this process, where a debugger reaches it: without Ray, Prefect or a server."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def in_process_cluster() -> Cluster:
 def try_node(
     prepared: Prepared, node: Node, say: Say, *, again: bool = False, cluster: OpenCluster = in_process_cluster
 ) -> Tried:
-    """Compute `node`, though the store may have its result, and before it whatever it needs that the store lacks.
+    """Compute `node`, even if the store has its result, and before it the inputs that the store lacks.
 
-    say: gets lines for a person, among them one for each node. again: compute all that `node` needs, too. cluster: of
+    say: is called with lines for the user, among them one for each node. again: also recompute all inputs. cluster: of
     the stages that compute in actors.
-    What a stage raises passes through.
+    Exceptions of a stage pass through.
     """
     repository = prepared.repository
     for other in _before(prepared, node, again):
@@ -60,7 +60,9 @@ def try_node(
 
 
 def _before(prepared: Prepared, node: Node, again: bool) -> list[Node]:
-    """What `node` needs, in the order of the graph; not what only finished results have needed, unless `again`."""
+    """Return the nodes that `node` depends on, in the order of the graph; without those of finished results, unless
+    `again`.
+    """
     needed: set[str] = set()
 
     def need(names: Iterator[str]) -> None:

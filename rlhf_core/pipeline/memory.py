@@ -1,6 +1,6 @@
-"""What a stage needs of each device's memory, estimated from the model's shape and the stage's settings.
+"""Device memory of a stage, estimated from the model's shape and the stage's settings.
 
-Per training worker, of a model with P parameters of which T are trained, on n workers, with b bytes a weight:
+Per training worker, of a model with P parameters of which T are trained, on n workers, with b bytes per weight:
 
     weights      b P, divided by n at ZeRO stage 3
     gradients    4 T (summed in float32), divided by n from stage 2 on
@@ -10,10 +10,10 @@ Per training worker, of a model with P parameters of which T are trained, on n w
     activations  tokens_per_micro_batch x layers x (8 h + 4 i) x b for hidden size h and feed-forward width i; with
                  gradient checkpointing x h x b for each layer, and one layer in full
 
-(arXiv:1910.02054, section 3; arXiv:2205.05198, section 4, without the attention matrix, which is never stored.) What a
-frozen model needs is its weights. Buffers, fragmentation and the libraries are not in it: about 2 GiB on a GPU. An
+(arXiv:1910.02054, section 3; arXiv:2205.05198, section 4, without the attention matrix, which is never stored.) A
+frozen model needs its weights. Buffers, fragmentation and the libraries are not included: about 2 GiB on a GPU. An
 engine needs its weights, divided over its GPUs, and a key-value cache of at least one sequence of `max_length`; on CPU
-it has one of `cpu_cache_gib`, or of what `max_sequences` can fill.
+a cache of `cpu_cache_gib`, or of the size that `max_sequences` can fill.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rlhf_core.models.folders.served import caches_all_tokens
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a decoder-only transformer."""
+    """Shape of a decoder-only transformer."""
 
     parameters: int
     hidden: int
@@ -46,7 +46,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
-        """Of a model's config.json; None where that does not say it. parameters: where they have been counted."""
+        """Return the shape of a model's config.json; None if it is incomplete. parameters: their number, if counted."""
         text = text_config(config)
         try:
             hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
@@ -63,7 +63,7 @@ class Shape:
         return cls(parameters, hidden, intermediate, layers, heads, shared, caches_all_tokens(config))
 
     def trained(self, rank: int | None) -> int:
-        """Parameters that are trained: all, or those of an adapter on every linear layer of the blocks."""
+        """Return the number of trained parameters: all, or those of an adapter on every linear layer of the blocks."""
         if rank is None:
             return self.parameters
         kept = self.hidden * self.key_value_heads // self.heads
@@ -73,16 +73,16 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """In bytes, of each worker and of each GPU (or, on CPU, process) of an engine."""
+    """Bytes of each worker and of each GPU (or, on CPU, process) of an engine."""
 
     worker: float = 0.0
     engine: float = 0.0
 
 
 def memory(config: StageConfig, shape: Shape, shapes: Mapping[str, Shape] = MappingProxyType({})) -> Memory:
-    """What the actors of a stage need that starts from a model of this shape.
+    """Return the memory of a stage's actors for an initial model of this shape.
 
-    shapes: those of the models of its other inputs, where they are known; others are taken to be as large.
+    shapes: those of the models of its other inputs, if known; others are assumed to be as large.
     """
     groups = [
         sum(_of_model(held, shapes.get(held.start, shape)) for held in together) for together in config.held_models()

@@ -1,4 +1,4 @@
-"""What a run of a recipe would do, and why, found out without touching anything."""
+"""The plan of a run: the nodes it would compute, and why, without side effects."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def plan(
     recipe: str = "",
     found: list[Manifest] | None = None,
 ) -> list[PlannedNode]:
-    """Every node of `graph` in an order in which they can run. Reads the store only; None: nothing is known of it.
+    """Return every node of `graph` in an order in which they can run. Only reads the store; None: no store.
 
-    recipe: its name; results are compared with those of its earlier runs alone.
-    found: gets all results of the store, where it was searched because something is to be computed.
+    recipe: its name; results are compared only with those of its earlier runs.
+    found: receives all results of the store, if it was searched because something is to be computed.
 
     Raises StoreError if the store cannot be read.
     """
@@ -62,7 +62,7 @@ def plan(
 
 
 def _resumes(node: Node, store: Store) -> str:
-    """From where a job that was killed resumes, if there is a checkpoint of it; else empty."""
+    """Return the checkpoint that a killed job would resume from; empty if there is none."""
     settings = node.config.checkpoints
     step = Checkpoints(store, node.ref).newest_step() if settings is not None and settings.resume else None
     return "" if step is None else f"; resumes from step {step}"
@@ -88,7 +88,7 @@ def _entry(node: Node, action: Literal["reuse", "compute"], why: str, manifest: 
 
 
 def _differences(node: Node, before: Manifest, libraries: Mapping[str, str]) -> Iterator[str]:
-    """What changed since the manifest `before` of the same node, the nearest causes first."""
+    """Yield the changes since the manifest `before` of the same node, the nearest causes first."""
     try:
         old = result_settings(node.stage.config.model_validate_json(json.dumps(before.config)))
     except ValidationError:

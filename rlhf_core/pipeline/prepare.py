@@ -1,4 +1,4 @@
-"""Everything that can be checked before a job starts: the recipe, the files it names, the store. One way for all."""
+"""All checks before a job starts: the recipe, its files, the store. Every command uses them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlhf_core.stages.key import computing_libraries
 
 
 def require_loop(recipe: Recipe) -> None:
-    """Raises RecipeError for a recipe that has no rounds."""
+    """Raise RecipeError for a recipe without rounds."""
     if recipe.loop is None:
         raise RecipeError(
             f"the recipe {recipe.name} has no `loop`, so there are no rounds of it: add `loop`, or use `alignment run`"
@@ -35,7 +35,7 @@ def require_loop(recipe: Recipe) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A recipe that can run here: read and checked, its graph built."""
+    """A checked recipe with its graph."""
 
     loaded: LoadedRecipe
     libraries: Mapping[str, str]
@@ -46,34 +46,34 @@ class Checked:
     start: RoundStart | None  # of the loop's round that it is; None: it is no loop, or there is no store
 
     def node(self, name: str) -> Node:
-        """Raises RecipeError, which lists the nodes, if there is no such one."""
+        """Return the node. Raises RecipeError, which lists the nodes, if there is none."""
         if name not in self.graph:
             recipe, near = self.loaded.recipe.name, did_you_mean(name, self.graph)
             raise RecipeError(f"the recipe {recipe} has no node `{name}`{near}; it has {', '.join(self.graph)}")
         return self.graph[name]
 
     def ask_servers(self, repository: ArtifactRepository | None) -> list[str]:
-        """Those of rewards that are to be computed; see preflight_servers.ask_servers."""
+        """Query the reward servers of nodes to be computed; see preflight/servers.py."""
         return ask_servers(self.graph, self.loaded.recipe.data, self.seen.samples, repository)
 
     def call_functions(self, repository: ArtifactRepository | None) -> list[str]:
-        """Those of what is to be computed; see preflight_calls.call_functions."""
+        """Call the functions of nodes to be computed; see preflight/calls.py."""
         return call_functions(self.graph, self.loaded.recipe.data, self.seen.samples, self.loaded.root, repository)
 
     def require_single_run(self) -> None:
-        """Raises RecipeError for a loop: its rounds are counted, and their prompts are used once."""
+        """Raise RecipeError for a loop: its rounds are counted, and their prompts are used once."""
         name = self.loaded.recipe.name
         if self.loaded.recipe.loop is not None:
             raise RecipeError(f"the recipe {name} is a loop: `alignment loop` runs its rounds")
 
     def require_loop(self) -> None:
-        """Raises RecipeError for a recipe that has no rounds."""
+        """Raise RecipeError for a recipe without rounds."""
         require_loop(self.loaded.recipe)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Checked):
-    """A checked recipe, and the store that its results go to."""
+    """A checked recipe, and the store of its results."""
 
     store: Store
     repository: ArtifactRepository
@@ -86,12 +86,12 @@ def check(
     store: str | None = None,
     start: RoundStart | None = None,
 ) -> Checked:
-    """Reads the store only where the recipe names an artifact of it, or is a loop.
+    """Check a recipe. Reads the store only if the recipe names an artifact of it, or is a loop.
 
-    resolved: what was looked up before, artifacts and remote sources alike; extended in place.
-    store: its URL; none: the store that the environment names.
-    start: the loop's round; none: the one that would be run now.
-    Raises RecipeError for what its writer can correct, StoreError if the store is needed and cannot be read.
+    resolved: artifacts and remote sources looked up before; extended in place.
+    store: its URL; none: the store of the environment.
+    start: the loop's round; none: the next one.
+    Raises RecipeError for mistakes in the recipe, StoreError if the store is needed and cannot be read.
     """
     loaded = load_recipe(recipe, overrides)
     libraries = computing_libraries()
@@ -128,11 +128,11 @@ def prepare(
     *,
     call_functions: bool = True,
 ) -> Prepared:
-    """Like `check`, with the store at the URL `store`, or that the environment names, which is probed. The reward
-    servers of what is to be computed are asked too, and its functions called unless `call_functions` is false.
+    """Run `check`, probe the store at the URL `store`, or the environment's, query the reward servers of nodes to be
+    computed, and call their functions unless `call_functions` is false.
 
-    pins: where in the store a run, or a round, keeps what aliases, branches and files were when it was first started,
-    which its retries use; empty: nowhere.
+    pins: path in the store with the versions of aliases, branches and files at the first start of a run, or a round,
+    for its retries; empty: none.
     """
     resolved: dict[str, str] = {}
     if pins and (kept := _opened(store).get(pins)) is not None:
@@ -153,10 +153,10 @@ def prepare(
 
 
 def _opened(url: str | None) -> Store:
-    """The store at `url`, or that the environment names. Raises StoreError if that names none."""
+    """Return the store at `url`, or the environment's. Raises StoreError if that names none."""
     return open_store(url or store_url())
 
 
 def pins_path(run_id: str) -> str:
-    """Of a run that is no round."""
+    """Return the path of the pins of a run that is no round."""
     return f"runs/{run_id}/pins.json"

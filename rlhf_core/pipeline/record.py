@@ -1,4 +1,4 @@
-"""What a run used and made: one JSON document in the store, at runs/<run id>/run.json."""
+"""Record of a run's inputs and results: one JSON document in the store, at runs/<run id>/run.json."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def record_path(run_id: str) -> str:
 
 
 def report_path(run_id: str) -> str:
-    """Where a run's HTML report lies in the store, beside its record."""
+    """Return the path of a run's HTML report in the store, beside its record."""
     return f"runs/{run_id}/report.html"
 
 
 def write_record(store: Store, record: RunRecord) -> None:
-    """A retried run replaces its record."""
+    """Write the record; a retried run replaces it."""
     store.put(record_path(record.run_id), record.model_dump_json(indent=1).encode())
 
 

@@ -1,4 +1,4 @@
-"""What a stage's job reads, stored before it starts: the user's files and `spec.json`."""
+"""Inputs of a stage's job, stored before it starts: the user's files and `spec.json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlhf_core.pipeline.prepare import Prepared
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What all stages of one run share."""
+    """Settings shared by all stages of one run."""
 
     run_id: str
     store_url: str
@@ -39,7 +39,7 @@ def run_settings(prepared: Prepared, run_id: str = "") -> RunSettings:
 
 
 def store_spec(node: Node, settings: RunSettings, repository: ArtifactRepository) -> None:
-    """Raises RecipeError for a user's file that is not the one any more whose content the key was made of."""
+    """Store the spec and the user's files. Raises RecipeError for a file that changed after the key was computed."""
     for path, planned in node.user_files.items():
         if repository.put_blob(settings.root / path) != planned:
             raise RecipeError(

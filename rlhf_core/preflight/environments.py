@@ -15,7 +15,7 @@ from rlhf_core.preflight.samples import Located
 
 
 def environment_notes(nodes: Mapping[str, Draft], samples: Mapping[str, list[Located]]) -> Iterator[str]:
-    """Yield a note for each environment whose messages leave no room for a reply, or that no readable row names."""
+    """Yield a note for each environment whose messages no reply can follow, or that no readable row names."""
     for place, environment, node in _environments(nodes):
         datasets = [setting.names[0] for setting in node.input_settings if setting.path == "dataset" and setting.names]
         are_known = any(samples.get(name) for name in datasets)

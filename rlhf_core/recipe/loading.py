@@ -130,7 +130,7 @@ def _follows_from_another(problem: Any) -> bool:
 
 
 def _problems_of_stages(data: dict[str, Any], error: ValidationError) -> Iterator[Any]:
-    """Yield the problems of stages that pydantic did not validate because another key is no stage."""
+    """Yield the problems of stages, which pydantic does not validate if another key is no stage."""
     stages = [key for key in data if key not in Recipe.model_fields]
     if any(problem["loc"][:1] and problem["loc"][0] in stages for problem in error.errors()):
         return

@@ -68,7 +68,7 @@ class Recipe(KeyedConfig):
 
     @classmethod
     def block_class(cls, key: str, raw: Any) -> type[Config] | None:
-        """Raises ValueError for an unknown stage, or for one that is set elsewhere."""
+        """Return the class of the stage. Raises ValueError for an unknown one, or for one that is set elsewhere."""
         given = raw.get("stage") if isinstance(raw, Mapping) else None
         if given is None:
             return STAGES[key].config if key in cls.block_names() else None

@@ -1,4 +1,4 @@
-"""Canonical rows: what every dataset artifact holds, whatever its source looked like.
+"""Canonical rows: the content of every dataset artifact, whatever its source.
 
     text           {id, text}
     conversations  {id, messages: [messages], tools?}                        at least one assistant turn
@@ -11,8 +11,8 @@
     a completion   str, or [messages] where they part before their last turn
     a message      {role, content: str, tool_calls?, reasoning_content?, name?, tool_call_id?, images?: [SHA-256]}
 
-`id` is a prefix of the SHA-256 of the row's content. A source may write a prompt as plain text, messages as
-`{from, value}`, and chosen and rejected as text, as one message, or as whole conversations that share a prompt.
+`id` is a prefix of the SHA-256 of the row's content. A source may write a prompt as plain text, messages as `{from,
+value}`, and chosen and rejected as text, as one message, or as whole conversations that share a prompt.
 In conversations and prompts, messages other than the assistant's may have images (chat/image_messages.py).
 Tools and tool calls are read by rlhf_core/chat/tool_schemas.py. A format is one file here and a line in
 config/data/format_table.py.
@@ -44,7 +44,7 @@ UNUSED = "unused"  # what `columns` calls a column that is left out
 
 
 def format_of(name: str) -> Format:
-    """The format that recipes call `name`."""
+    """Return the format called `name` in recipes."""
     return _made(FORMATS[name].implementation)
 
 
@@ -61,11 +61,11 @@ def canonical_row(
     columns: Mapping[str, str],
     read_images: Callable[[Row, Sequence[str]], Row] | None = None,
 ) -> Row:
-    """`source` in the canonical form of `data_format`, with its `id`.
+    """Convert `source` to the canonical form of `data_format`, with its `id`.
 
     columns: canonical column -> the source's column. read_images: an ImageReader of data/images.py; none: a row with
-    images is refused.
-    Raises RowError that names the column, and the columns there are.
+    images is rejected.
+    Raises RowError that names the column, and the existing columns.
     """
     for name in source:
         if not isinstance(name, str):

@@ -1,4 +1,4 @@
-"""Rows of one prompt and the texts that answer it."""
+"""Rows of one prompt and its completions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rlhf_core.data.formats.messages import (
 
 
 class AnsweredFormat(MessageFormat):
-    """A format whose rows have a prompt, and one completion of it or several. A sequence is the prompt and one."""
+    """A format whose rows have a prompt, and one or several completions. A sequence is the prompt and one of them."""
 
     column = "prompt"
 
     @abstractmethod
     def completions(self, row: Mapping[str, Any]) -> list[str]:
-        """The texts that answer the prompt."""
+        """Return the completions of the prompt."""
 
     def sampled(self, row: Mapping[str, Any]) -> list[SampledReply | None]:
-        """How each of `completions` was sampled."""
+        """Return the sampled tokens of each of `completions`, if known."""
         return [None] * len(self.completions(row))
 
     def whole_text(self, row: Mapping[str, Any]) -> str:
@@ -43,7 +43,7 @@ class AnsweredFormat(MessageFormat):
         return min(first_trained(mask) for _, mask in self.encoded(tokenizer, row)) + 1
 
     def encoded(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[tuple[list[int], list[bool]]]:
-        """Tokens and what is trained of them, of each completion with its prompt."""
+        """Return token ids and mask of each completion with its prompt."""
         replies = zip(self.completions(row), self.sampled(row), strict=True)
         return [
             ended_completion(tokenizer, row["prompt"], text, row.get("tools"), sampled=sampled)
@@ -52,7 +52,8 @@ class AnsweredFormat(MessageFormat):
 
 
 def read_answered(row: Row, columns: Sequence[str]) -> tuple[list[Message], list[str]]:
-    """The prompt, and the completion in each of `columns`: text, or a conversation that leads to it.
+    """Return the prompt, and the completion in each of `columns`, which contain text, or a conversation that ends with
+    it.
 
     Raises RowError if a column is missing, or answers another prompt.
     """

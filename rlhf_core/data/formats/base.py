@@ -1,4 +1,4 @@
-"""What a format answers about its rows, and what all formats are made of: columns, ids, errors."""
+"""Interface of formats, and their shared parts: columns, ids, errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN_CHARACTERS = 1000
 
 
 class RowError(ValueError):
-    """A row does not fit its format; the text says how, the caller adds where.
+    """A row does not fit its format; the text is the reason, the caller adds the place.
 
     reason: the same without the values of this row, so that rows with the same fault can be counted together.
     """
@@ -34,7 +34,7 @@ class RowError(ValueError):
         self.reason = _shown(reason or message)
 
     def at(self, where: str) -> RowError:
-        """The same error with its place in front."""
+        """Return the same error with its place in front."""
         return RowError(f"{where}: {self}", self.reason)
 
 
@@ -48,7 +48,7 @@ class Generated:
     metadata: Mapping[str, Any]
 
     def right_answer(self) -> str:
-        """Raises RowError if there is no single one."""
+        """The only answer. Raises RowError if there is no single one."""
         if self.answer is None:
             raise RowError(
                 f"reasoning_gym task `{self.task}` has no single right answer: it can be used in prompts only"
@@ -57,9 +57,9 @@ class Generated:
 
 
 class Format(ABC):
-    """Everything that is asked about the rows of a format. `row` is a canonical row, but for `canonical`.
+    """Interface of a format. `row` is a canonical row, except in `canonical`.
 
-    Texts are compared with their whitespace normalised, which is done where they are compared.
+    Texts are returned as they are; callers normalise whitespace before comparing them.
     """
 
     name: str  # as in config/data/format_table.py
@@ -70,69 +70,72 @@ class Format(ABC):
 
     @abstractmethod
     def canonical(self, row: Row) -> Row:
-        """The canonical row without its `id`, from a source's row, its columns named as the format names them.
+        """Return the canonical row without its `id`, from a source's row with the format's column names.
 
         Raises RowError that names the column.
         """
 
     def unread(self, columns: frozenset[str]) -> frozenset[str]:
-        """Those of the columns of one row, named as the format names them, that count for nothing."""
+        """Return the columns of one row, in the format's names, that are not read."""
         return frozenset() if self.reads is None else columns - self.reads
 
     @abstractmethod
     def asked_text(self, row: Mapping[str, Any]) -> str:
-        """What the row asks: rows of other datasets must not ask it where models are tested on this one."""
+        """Return the question of the row: training rows must not contain it if models are evaluated on this one."""
 
     @abstractmethod
     def whole_text(self, row: Mapping[str, Any]) -> str:
-        """Everything that it says, by which near-duplicates are found, and long rows before they are tokenised."""
+        """Return all text of the row, for finding near-duplicates, and long rows before they are tokenised."""
 
     @abstractmethod
     def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
-        """Tokens of the longest sequence that is made of it. Raises ConversationError if it cannot be written."""
+        """Return the tokens of the row's longest sequence. Raises ConversationError if it cannot be rendered."""
 
     def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
-        """Tokens that a sequence must keep where it is cut at its end, for something to be left to train on."""
+        """Return the tokens that a sequence must keep when truncated at its end, for something to be left to train
+        on.
+        """
         return self.num_tokens(tokenizer, row)
 
     def asked_texts(self, row: Mapping[str, Any]) -> Iterable[str]:
-        """All texts under which what another row asks may stand in this one."""
+        """Return all texts of this row that may equal another row's question."""
         return (self.asked_text(row),)
 
     def running_text(self, row: Mapping[str, Any]) -> str:
-        """Text in which what another row asks may stand anywhere; empty: only `asked_texts` are compared."""
+        """Text that may contain another row's question anywhere; empty: only `asked_texts` are compared."""
         return ""
 
     def duplicate_key(self, row: Mapping[str, Any]) -> str:
-        """Rows with the same key are duplicates: by default those with the same content."""
+        """Return the key by which duplicates are recognised: by default the content."""
         return str(row["id"])
 
     def generated(self, item: Generated) -> Row:
-        """A row of a source, made of a generated task. Raises RecipeError if the format has no such rows."""
+        """Return a row made from a generated task. Raises RecipeError if the format has no such rows."""
         raise RecipeError(f"reasoning_gym has no {self.name}: use a function source to make them")
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Canonical rows, and what they mean."""
+    """Canonical rows, and their format."""
 
     format: Format
     rows: Iterable[Mapping[str, Any]]
 
 
 def first_trained(mask: Sequence[bool]) -> int:
-    """The index of the first token that is trained; nothing predicts the very first."""
+    """Return the index of the first trained token; nothing predicts the very first."""
     return next((index for index, trained in enumerate(mask) if trained and index), len(mask))
 
 
 def row_id(row: Mapping[str, Any]) -> str:
-    """Content hash of a canonical row without its `id`. Raises RowError for one that JSON cannot hold."""
+    """Return the content hash of a canonical row without its `id`. Raises RowError for one that JSON cannot encode."""
     return _digest(_as_json(row))
 
 
 def input_row_id(row: Mapping[str, Any]) -> str:
-    """As `row_id`, of a row that a user gives. Raises RowError also for NUL characters and very deep values, which
-    mostly are damage; what a model samples may hold them."""
+    """Return `row_id` of a user's row. Raises RowError also for NUL characters and very deep values, which usually are
+    damage; sampled text may contain them.
+    """
     text = _as_json(row)
     if "\\u0000" in text or text.count("{") + text.count("[") > _MAX_DEPTH:
         require_sound(row)
@@ -156,9 +159,9 @@ def _digest(text: str) -> str:
 
 
 def require_sound(value: Any, place: tuple[str, ...] = (), *, allow_nul: bool = False) -> None:
-    """Raise RowError, which names the place, for what `input_row_id` refuses.
+    """Raise RowError, which names the place, for values that `input_row_id` rejects.
 
-    place: column, and the keys below it. allow_nul: it may repeat what a model has sampled.
+    place: column, and the keys below it. allow_nul: it may contain sampled text.
     """
     column = place[0] if place else ""
 
@@ -192,7 +195,7 @@ class MissingColumnError(RowError):
     """A row lacks `column`, or has null there."""
 
     def __init__(self, column: str, known: Iterable[str], alternative: str = "") -> None:
-        """alternative: what else might stand there, ` or …`."""
+        """alternative: another valid column, ` or …`."""
         names = sorted(known)
         reason = f"no column `{column}`"
         listed = ", ".join(
@@ -206,7 +209,9 @@ class MissingColumnError(RowError):
 
 
 def normalised(text: str) -> str:
-    """`text` with every run of whitespace as one space, none at the ends: how texts are compared."""
+    """Return `text` with every run of whitespace as one space, none at the ends: the form in which texts are
+    compared.
+    """
     return " ".join(text.split())
 
 
@@ -220,7 +225,7 @@ def filled(row: Row, column: str) -> str:
 
 
 def plain(value: Any, column: str) -> str:
-    """Text, or a finite number as text: answers are often written as numbers in JSON."""
+    """Return text, or a finite number as text: answers are often written as numbers in JSON."""
     if isinstance(value, str):
         return str.__str__(value)  # of an Enum that is text, str() gives its name
     if isinstance(value, int) and not isinstance(value, bool):
@@ -233,7 +238,7 @@ def plain(value: Any, column: str) -> str:
 
 
 def number(value: Any, column: str) -> float:
-    """A finite number, or one as text, as CSV has it."""
+    """Return a finite number, also from text, as in CSV."""
     try:
         found = math.nan if isinstance(value, bool) or _other_number(value) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -246,7 +251,7 @@ def number(value: Any, column: str) -> float:
 
 
 def reward_number(value: Any, column: str) -> float:
-    """A number of the size of a reward, as settings may have it."""
+    """Return a number within the range of rewards in settings."""
     found = number(value, column)
     if abs(found) > LARGEST_REWARD:
         raise RowError(
@@ -257,10 +262,10 @@ def reward_number(value: Any, column: str) -> float:
 
 
 def _other_number(value: Any) -> bool:
-    """Text that Python alone takes for a number: 1_0, or digits of other scripts."""
+    """Whether only Python reads the text as a number: 1_0, or digits of other scripts."""
     return isinstance(value, str) and ("_" in value or not value.isascii())
 
 
 def _shown(text: str) -> str:
-    """`text` as it can be printed, shortened: what a row holds may hold line ends and thousands of characters."""
+    """Return `text` in printable form, shortened: values of rows may contain line ends and thousands of characters."""
     return shortened(one_line(" ".join(text.split())), _SHOWN_CHARACTERS)

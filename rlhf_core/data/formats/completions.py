@@ -1,4 +1,4 @@
-"""Completions: several answers to one prompt, each with the reward that it got, if any."""
+"""Completions: several answers to one prompt, each with its reward, if any."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Completions(AnsweredFormat):
 
 
 def _one(row: Row) -> Row:
-    """Of a row with one `completion`, and perhaps the `reward` that it got."""
+    """Convert a row with one `completion`, and perhaps its `reward`."""
     if row.get("completions") is not None:
         raise RowError("there are both `completions` and `completion`: leave one of them out")
     prompt, (text,) = read_answered(row, ("completion",))
@@ -52,8 +52,9 @@ def _one(row: Row) -> Row:
 
 
 def _completion(value: Any, where: str) -> dict[str, Any]:
-    """Text, or {text, reward, rewards, logprob, reference_logprob, token_ids, finish_reason}, of which all but the text
-    may be left out."""
+    """Read text, or {text, reward, rewards, logprob, reference_logprob, token_ids, finish_reason}, in which only the
+    text is required.
+    """
     given = {"text": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not isinstance(given.get("text"), str):
         raise RowError(f"`{where}` must be text, or a mapping with `text`", "`completions` has one without text")

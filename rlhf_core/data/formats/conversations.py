@@ -1,4 +1,4 @@
-"""Conversations, of which the assistant turns are trained."""
+"""Conversations; their assistant turns are trained."""
 
 from __future__ import annotations
 

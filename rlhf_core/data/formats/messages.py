@@ -1,4 +1,4 @@
-"""Messages in rows: prompts, conversations, completions, and the tools that belong to them."""
+"""Messages in rows: prompts, conversations, completions, and their tools."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_TEXT_KEYS = ("image", "images", "image_url", "video", "videos", "audio", "au
 
 
 class MessageFormat(Format):
-    """A format whose rows hold messages, and beside them the `tools` that may be called."""
+    """A format whose rows contain messages, and beside them the callable `tools`."""
 
     column: str  # that holds the messages
     tool_columns: tuple[str, ...] = _TOOL_COLUMNS
@@ -47,19 +47,19 @@ class MessageFormat(Format):
         return canonical | {self.column: _with_system(row, canonical[self.column])}
 
     def unread(self, columns: frozenset[str]) -> frozenset[str]:
-        """Of several columns that say what is asked, the first alone counts."""
+        """Of several prompt columns, only the first is read."""
         asked = [name for name in PROMPT_COLUMNS if name in columns]
         return super().unread(columns) | (frozenset(asked[1:]) if self.reads is not None else frozenset())
 
     @abstractmethod
     def without_tools(self, row: Row) -> Row:
-        """As `canonical`, without the column `tools`."""
+        """Return `canonical` without the column `tools`."""
 
     def asked_text(self, row: Mapping[str, Any]) -> str:
         return "\n".join(self._user_turns(row))
 
     def asked_texts(self, row: Mapping[str, Any]) -> list[str]:
-        """The user's turns up to each of them, and each alone."""
+        """Return the user's turns up to each of them, and each alone."""
         turns = self._user_turns(row)
         return ["\n".join(turns[: end + 1]) for end in range(len(turns))] + turns
 
@@ -91,7 +91,7 @@ def read_prompt(row: Row) -> list[Message]:
 
 
 def read_completion(value: Any, column: str) -> tuple[list[Message], str]:
-    """The conversation that leads to it, if the source gives one, and the completion's text."""
+    """Return the conversation before the completion, if there is one, and the completion's text."""
     if isinstance(value, str):
         if is_blank(value):
             raise RowError(f"`{column}` is empty")
@@ -103,7 +103,7 @@ def read_completion(value: Any, column: str) -> tuple[list[Message], str]:
 
 
 def last_reply(messages: Sequence[Message], column: str) -> tuple[list[Message], str]:
-    """The messages before the last one, and its text. Raises RowError if it is no reply of text alone."""
+    """Return the messages before the last one, and its text. Raises RowError if it is no reply of text only."""
     *before, reply = messages
     if reply["role"] != "assistant":
         raise RowError(f"`{column}` does not end with an assistant turn")
@@ -130,7 +130,7 @@ def read_messages(value: Any, column: str) -> list[Message]:
 
 
 def _require_answers_follow_calls(messages: Sequence[Message], column: str) -> None:
-    """Where all calls have ids, what answers one must follow it. Few templates look."""
+    """Raise RowError if all calls have ids and a result does not follow its call. Few templates check this."""
     made: set[object] = set()
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     for index, message in enumerate(messages):
@@ -145,7 +145,7 @@ def _require_answers_follow_calls(messages: Sequence[Message], column: str) -> N
 
 
 def _with_system(row: Row, messages: list[Message]) -> list[Message]:
-    """The column `system` becomes the first turn, as ShareGPT's collections mean it."""
+    """Prepend the column `system` as the first turn, as in ShareGPT's collections."""
     if not row.get("system"):
         return messages
     text = plain(row["system"], "system")
@@ -190,14 +190,16 @@ def _message(value: Any, column: str, index: int) -> Message:
 
 
 def role_of(named: Any) -> str | None:
-    """The role that data sets call so; None: there is none."""
+    """Return the role with this name in data sets; None if there is none."""
     return _ROLE_NAMES.get(named) if isinstance(named, str) else None
 
 
 def _agreed(
     given: Mapping[str, Any], names: Sequence[str], where: str, column: str, meaning: Callable[[Any], Any] = repr
 ) -> Any:
-    """What stands under one of several names for the same; None if nothing does. meaning: by which two are compared."""
+    """Return the value under one of several synonymous names; None if all are absent. meaning: the key by which two are
+    compared.
+    """
     found = [name for name in names if _is_given(given, name)]
     for other in found[1:]:
         if meaning(given[other]) != meaning(given[found[0]]):
@@ -209,7 +211,7 @@ def _agreed(
 
 
 def _is_given(given: Mapping[str, Any], name: str) -> bool:
-    """What is null or empty counts as absent. An array, which functions may give, has no truth value."""
+    """Whether the value is neither null nor empty. An array, which functions may return, has no truth value."""
     value = given.get(name)
     return value is not None and value is not False and not (isinstance(value, Sequence | Mapping) and not value)
 
@@ -227,7 +229,7 @@ def _refuse_other_than_text(given: Mapping[str, Any], place: str) -> None:
 
 
 def _text(content: Any, where: str, column: str) -> str:
-    """The text of a content: text, or parts of which all are text. Templates differ in what they do with null."""
+    """Return the text of a content: text, or parts that are all text. Templates treat null differently."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list | tuple):
@@ -265,7 +267,7 @@ def _part_text(part: Any, where: str, column: str) -> str:
 
 
 def _beside_content(given: Mapping[str, Any], role: str, where: str, column: str) -> Message:
-    """What templates read of a message beside its role and content. What is null or empty counts as absent."""
+    """Return the fields of a message that templates read beside its role and content; null or empty ones are absent."""
     found: Message = {name: given[name] for name in _TEXT_KEYS if given.get(name)}
     reasoning = _agreed(given, _REASONING, where, column)
     if reasoning is not None:
@@ -302,7 +304,7 @@ def _tool_calls(calls: Any, where: str, column: str) -> list[dict[str, Any]]:
 
 
 def read_tools(row: Row, columns: Sequence[str]) -> Row:
-    """The column `tools` of a canonical row, of what stands in any of these; none where it is empty."""
+    """Return the column `tools` of a canonical row, from any of these columns; empty if there are none."""
     found: dict[str, list[dict[str, Any]]] = {}
     for name in columns:
         try:

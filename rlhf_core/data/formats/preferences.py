@@ -1,4 +1,4 @@
-"""Preferences: two completions of one prompt, of which one is better."""
+"""Preferences: two completions of one prompt, one of them better."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Preferences(AnsweredFormat):
         ]
 
     def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
-        """Something of the chosen completion, and one token in which the two differ."""
+        """Return the tokens up to something of the chosen completion, and one token in which the two differ."""
         (chosen, mask), (rejected, _) = self.encoded(tokenizer, row)
         both = min(len(chosen), len(rejected))
         differ = next((index for index in range(both) if chosen[index] != rejected[index]), both)
@@ -66,7 +66,7 @@ class Preferences(AnsweredFormat):
 
 
 def _parted(row: Row) -> tuple[list[Message], Sequence[Completion]]:
-    """The turns that two conversations begin with, which are the prompt, and what each goes on with."""
+    """Return the common first turns of two conversations, which are the prompt, and the continuation of each."""
     if not all(isinstance(row.get(side), list | tuple) and row[side] for side in _SIDES):
         return read_answered(row, _SIDES)
     given = [read_messages(row[side], side) for side in _SIDES]
@@ -93,7 +93,7 @@ def _text(completion: Completion) -> str:
 
 
 def by_prompt(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """The pairs of each prompt, in their order."""
+    """Return the pairs of each prompt, in order."""
     groups: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[json.dumps(row["prompt"], sort_keys=True)].append(row)

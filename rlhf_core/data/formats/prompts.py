@@ -1,4 +1,4 @@
-"""Prompts that a model answers, with what judges of answers read."""
+"""Prompts, with the columns that judges of answers read."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Prompts(MessageFormat):
         return {"prompt": prompt, **others}
 
     def duplicate_key(self, row: Mapping[str, Any]) -> str:
-        """Of the prompt, the tools that it may be answered with, and what rewards and environments may read beside it.
+        """Return the prompt, its tools, and the other columns that rewards and environments may read.
 
-        `task` and `metadata` say where a row is from.
+        `task` and `metadata` describe the origin of a row and are left out.
         """
         turns = [[m["role"], normalised(compared_text(m))] for m in row["prompt"]]
         calls = [message["tool_calls"] for message in row["prompt"] if "tool_calls" in message]

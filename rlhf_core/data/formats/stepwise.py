@@ -1,4 +1,4 @@
-"""Step labels: the steps of a completion, and of each whether it is right, if that was judged."""
+"""Step labels: the steps of a completion, each labelled right or wrong, if it was judged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlhf_core.errors import ConversationError
 
 
 class Stepwise(MessageFormat):
-    """What asks for tokens gives rows a `separator` too, with which the stage that reads them joins the steps."""
+    """For tokenisation rows also have a `separator`, with which the stage that reads them joins the steps."""
 
     name = "stepwise"
     column = "prompt"
@@ -41,10 +41,10 @@ class Stepwise(MessageFormat):
 
 
 def encode_steps(tokenizer: Tokenizer, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """Token ids of the prompt and the completion, up to the token that ends it, and the index of the last token of each
-    step. row: with a `separator`.
+    """Return token ids of the prompt and the completion, up to the token that ends it, and the index of the last token
+    of each step. row: with a `separator`.
 
-    Raises ConversationError if a reward that reads the completion would not find the row's steps in it.
+    Raises ConversationError if a reward that reads the completion would split it into other steps.
     """
     steps, separator = row["steps"], row["separator"]
     for index, step in enumerate(steps):
@@ -84,7 +84,9 @@ def _step(value: Any, where: str) -> str:
 
 
 def _label(value: Any, where: str) -> float | None:
-    """Hard (true, false, 1, 0) or soft, between these; None: nobody judged it, as those after the first mistake."""
+    """Return a hard (true, false, 1, 0) or soft label between these; None if not judged, as steps after the first
+    mistake.
+    """
     if value is None:
         return None
     label = float(value) if isinstance(value, bool) else number(value, where)

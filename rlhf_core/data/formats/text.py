@@ -1,4 +1,4 @@
-"""Plain text, every token of which is trained."""
+"""Plain text, trained on every token."""
 
 from __future__ import annotations
 

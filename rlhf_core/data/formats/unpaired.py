@@ -1,4 +1,4 @@
-"""Unpaired preferences: a completion of a prompt, and whether it is a good one."""
+"""Unpaired preferences: a completion of a prompt, labelled good or bad."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Unpaired(AnsweredFormat):
 
 
 def _label(value: Any) -> bool:
-    """True or false, also as 1 and 0 and as text, as CSV has them."""
+    """Read true or false, also as 1 and 0 and as text, as in CSV."""
     known = isinstance(value, str | int | float | np.bool_)
     label = _LABELS.get(str(value).strip().lower()) if known else None
     if label is None:

@@ -1,1 +1,1 @@
-"""Rows from files, the hub, generators and the user's functions."""
+"""Sources of rows: files, the hub, generators and the user's functions."""

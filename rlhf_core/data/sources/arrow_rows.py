@@ -1,4 +1,4 @@
-"""Rows as Arrow gives them, in parquet files and data sets of the hub."""
+"""Rows from Arrow, in parquet files and data sets of the hub."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rlhf_core.data.formats import Row
 
 
 def without_added_nulls(row: Row) -> Row:
-    """The row without keys, inside of its columns, that are null.
+    """Return the row without keys, inside of its columns, that are null.
 
     Arrow gives every mapping of a column the keys of all of them, null where a row had none: the arguments of one tool
-    call would get the names of all other tools' arguments. Nulls that somebody wrote cannot be told from these.
+    call would get the names of all other tools' arguments. Original nulls cannot be distinguished from these.
     """
     return {column: _cleaned(value) for column, value in row.items()}
 

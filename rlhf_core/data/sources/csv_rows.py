@@ -1,4 +1,4 @@
-"""Rows of CSV and TSV: a header, then one row a line; in quotes a value may hold separators and line ends."""
+"""Rows of CSV and TSV: a header, then one row per line; in quotes a value may contain separators and line ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OTHER_DELIMITER = "divide values by commas, in .tsv by tabs"
 
 
 def csv_rows(path: str, shown: str) -> Iterator[Parsed]:
-    """Every value stays text: 007 is not 7. Raises RowError for a file that cannot be divided into rows."""
+    """Yield rows whose values stay text: 007 is not 7. Raises RowError for a file that cannot be split into rows."""
     read_head(path, shown)
     name = shown[: len(shown) - len(compression_of(shown))].lower()
     csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))
@@ -41,7 +41,7 @@ def csv_rows(path: str, shown: str) -> Iterator[Parsed]:
 
 
 class _Lines:
-    """Lines of bounded length; counts them."""
+    """Lines of bounded length, with their number."""
 
     def __init__(self, text: IO[str], shown: str) -> None:
         self._text = text

@@ -1,4 +1,4 @@
-"""Rows of one data file, local or of any fsspec URL; how it is read is said by the ending of its name."""
+"""Rows of one data file, local or of any fsspec URL, in the format of its suffix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BadRow = Callable[[str, RowError], None]  # is given the place of a row that can
 
 @dataclass
 class Budget:
-    """What may still be read of a file of which the beginning will do."""
+    """The rows and bytes that may still be read of a sampled file."""
 
     num_bytes: int  # decompressed
 
@@ -36,12 +36,12 @@ def raise_bad_row(where: str, error: RowError) -> None:
 def iterate_file(
     path: str, shown: str, bad_row: BadRow = raise_bad_row, budget: Budget | None = None
 ) -> Iterator[tuple[str, Row]]:
-    """Each row with its place, such as `data.jsonl line 3`.
+    """Yield each row with its place, such as `data.jsonl line 3`.
 
-    path: where to read it, a local path or a URL; shown: how the recipe names it, whose ending says the type.
-    bad_row: is called for each row that cannot be read, which is then left out.
-    budget: what is read is taken off it, and the rows end where it is spent; none: all rows.
-    Raises RowError for a file that cannot be divided into rows, or has none.
+    path: a local path or a URL; shown: its name in the recipe, whose suffix is the type.
+    bad_row: is called for each row that cannot be read, which is then skipped.
+    budget: is reduced by what is read, and rows end when it is spent; none: all rows.
+    Raises RowError for a file that cannot be split into rows, or has none.
     """
     empty = True
     for where, row, num_bytes in _READERS[file_type(shown)](path, shown):
@@ -60,7 +60,7 @@ def iterate_file(
 
 
 def file_type(shown: str) -> str:
-    """The ending that says how a file is read. Raises RowError for one that is not known."""
+    """Return the suffix that determines the format of a file. Raises RowError for an unknown one."""
     compression = compression_of(shown)
     suffix = PurePosixPath(shown[: len(shown) - len(compression)]).suffix.lower()
     if suffix not in SUFFIXES:

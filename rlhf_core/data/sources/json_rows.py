@@ -1,4 +1,4 @@
-"""Rows of JSON, however they are laid out: one row a line, a list of rows, or each row over many lines."""
+"""Rows of JSON in any layout: one row per line, a list of rows, or each row over many lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SPACE = " \t\r\n"
 
 
 def json_rows(path: str, shown: str) -> Iterator[Parsed]:
-    """Raises RowError for a file that cannot be divided into rows."""
+    """Yield the rows of a file. Raises RowError for one that cannot be split into rows."""
     head = read_head(path, shown).removeprefix(_BOM).lstrip()
     first_line, _, rest = head.partition(b"\n")
     # As everything writes it that indents JSON.
@@ -65,7 +65,7 @@ def _row(value: Any) -> Row | RowError:
 
 
 class _Values:
-    """JSON values of a file, read and decoded as they come: never the whole file."""
+    """JSON values of a file, read and decoded incrementally: never the whole file."""
 
     def __init__(self, file: IO[bytes], shown: str) -> None:
         self._file = file
@@ -98,7 +98,7 @@ class _Values:
             yield f"{self._shown} line {self._line}", *self._value()
 
     def _value(self) -> tuple[Row | RowError, int]:
-        """The value that comes next, and its size in characters."""
+        """Return the next value, and its size in characters."""
         self._next()
         while True:
             try:
@@ -119,7 +119,7 @@ class _Values:
         return (_row(value) if problem is None else RowError(str(problem), problem.reason)), size
 
     def _next(self) -> str:
-        """The next character that is no white space, now at `_position`; empty at the end of the file."""
+        """Return the next character that is no white space, now at `_position`; empty at the end of the file."""
         while True:
             rest = self._text[self._position : self._position + _CHUNK]
             space = len(rest) - len(rest.lstrip(_SPACE))
@@ -144,7 +144,7 @@ class _Values:
         self._position = position
 
     def _read_more(self) -> None:
-        """At least as much as there is already, so that a long value is not decoded many times."""
+        """Read at least as much as is buffered, so that a long value is not decoded many times."""
         pending = self._text[self._position :]
         if len(pending) >= MAX_ROW_BYTES:
             raise RowError(f"{self._shown} line {self._line}: {TOO_LONG}")

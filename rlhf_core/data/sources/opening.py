@@ -1,4 +1,4 @@
-"""Data files as bytes: regular files alone, decompressed by their ending, and of the kind that their name says."""
+"""Data files as bytes: only regular files, decompressed by their suffix, and of the kind of their name."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ _MOST_NUL = 0.1  # of the first bytes: UTF-16 of other than East Asian text has 
 
 
 def name_problem(path: str) -> str | None:
-    """Why no recipe, key or manifest can hold the path of a file; None if they can."""
+    """Return the reason why no recipe, key or manifest can contain the path of a file; None if they can."""
     return None if is_unicode(path) else "its name is not UTF-8, as of an old archive or disk: rename it"
 
 
 @contextmanager
 def open_data(path: str, shown: str) -> Iterator[IO[bytes]]:
-    """The content of the data file, decompressed.
+    """Open the content of the data file, decompressed.
 
-    path: where to read it, local or a URL; shown: how the recipe names it, whose ending says the compression.
+    path: local or a URL; shown: its name in the recipe, whose suffix is the compression.
     Raises RowError, also where the body meets the end or the damage of a compressed file.
     """
     compression = compression_of(shown)
@@ -70,19 +70,21 @@ def open_data(path: str, shown: str) -> Iterator[IO[bytes]]:
 
 
 def _remote(url: str, shown: str) -> Any:
-    """Read from beginning to end, which any server can send, unless the end says where the parts of the file are."""
+    """Open for reading from beginning to end, which any server can send, unless the parts of the file are listed at its
+    end.
+    """
     parts = shown.lower().endswith((".parquet", ".zip")) or not url.startswith(("http://", "https://"))
     return fsspec.open(url, "rb", **({} if parts else {"block_size": 0}))
 
 
 def compression_of(shown: str) -> str:
-    """The ending that says how the file is compressed; empty if it is not."""
+    """Return the suffix of the file's compression; empty if it has none."""
     suffix = PurePosixPath(shown).suffix.lower()
     return suffix if suffix in COMPRESSIONS else ""
 
 
 def read_head(path: str, shown: str) -> bytes:
-    """The beginning of the decompressed file. Raises RowError for one of another kind than text."""
+    """Return the beginning of the decompressed file. Raises RowError for one of another kind than text."""
     with open_data(path, shown) as file:
         head = file.read(HEAD_BYTES)
     for begin, problem in _OTHER_KINDS:
@@ -105,7 +107,7 @@ def _other_kind(shown: str, problem: str) -> RowError:
 
 
 class _Streams(io.RawIOBase):
-    """Compressed streams, one behind the other, as parallel compressors write them, up to the end of the file.
+    """Concatenated compressed streams, as parallel compressors write them, up to the end of the file.
 
     The readers of Python's library take a later stream that is damaged at its beginning for the end of the file.
     """
@@ -136,7 +138,7 @@ class _Streams(io.RawIOBase):
         return len(data)
 
     def _next_stream(self) -> bytes:
-        """The beginning of the next stream; empty at the end of the file. NUL may stand between streams."""
+        """Return the beginning of the next stream; empty at the end of the file. NUL may separate streams."""
         given: bytes = self._stream.unused_data.lstrip(b"\0")
         while not given and (read := self._file.read(HEAD_BYTES)):
             given = read.lstrip(b"\0")

@@ -23,7 +23,7 @@ def _values(batch: Any, where: str) -> list[Row]:
 
 
 def parquet_rows(path: str, shown: str) -> Iterator[Parsed]:
-    """Raises RowError for a file that is damaged, or names a column twice."""
+    """Yield the rows of a file. Raises RowError for one that is damaged, or has a column twice."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 

@@ -1,4 +1,4 @@
-"""Rows as their source has them: files, the Hugging Face hub, reasoning-gym, a user's function."""
+"""Source rows: files, the Hugging Face hub, reasoning-gym, a user's function."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Located = tuple[str, Row]  # where the row is, for messages; the row
 def iterate_source(
     source: Source, data_format: str, context: StageContext, bad_row: BadRow = raise_bad_row
 ) -> Iterator[Located]:
-    """Each row of `source` with the place it came from.
+    """Yield each row of `source` with its place.
 
-    context: gives the user's files and the pins of remote sources; bad_row: is called for each row that cannot be read.
-    Raises RowError for a file that cannot be divided into rows, and StageError for a source that cannot be read.
+    context: has the user's files and the pins of remote sources; bad_row: is called for each row that cannot be read.
+    Raises RowError for a file that cannot be split into rows, and StageError for a source that cannot be read.
     """
     match source:
         case FilesSource():
@@ -55,12 +55,12 @@ def iterate_source(
 
 
 def streams(source: Source) -> bool:
-    """Whether no more of the source is read than its dataset takes."""
+    """Whether only the rows that its dataset takes are read from the source."""
     return isinstance(source, FilesSource | HubSource) and source.streaming
 
 
 def require_as_planned(source: Source, context: StageContext) -> None:
-    """To be called when a source that streams was read. Raises StageError if its content is not what was planned."""
+    """Check a streaming source after it was read. Raises StageError if its content is not the planned one."""
     if isinstance(source, FilesSource):
         for url in source.paths:
             if "://" in url:
@@ -68,7 +68,7 @@ def require_as_planned(source: Source, context: StageContext) -> None:
 
 
 def _fetched(url: str, context: StageContext) -> Path:
-    """A local copy of the file at `url`, of the content that the key was computed with."""
+    """Return a local copy of the file at `url`, with the content that the key was computed from."""
     target = context.workdir / "fetched" / hashlib.sha256(url.encode()).hexdigest()
     if not target.is_file():
         target.parent.mkdir(exist_ok=True)

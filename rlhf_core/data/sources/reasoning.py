@@ -1,4 +1,4 @@
-"""reasoning-gym: generated tasks with answers that can be checked."""
+"""reasoning-gym: generated tasks with verifiable answers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SET_BY_US = frozenset({"seed", "size"})
 
 
 def generate(task: str, options: Mapping[str, Any], *, size: int, seed: int, data_format: str) -> Iterator[Row]:
-    """`size` rows of `task` in the columns that `data_format` reads; row i is made from seed + i.
+    """Yield `size` rows of `task` in the columns of `data_format`; row i is generated with seed + i.
 
-    Raises RecipeError for an unknown task or option, for options that make no item, and for a format that has no such
+    Raises RecipeError for an unknown task or option, for options that generate no item, and for a format without such
     rows; RowError where it needs an answer and there is no single one.
     """
     dataset = _create(task, options, size=size, seed=seed)
@@ -39,12 +39,12 @@ def generate(task: str, options: Mapping[str, Any], *, size: int, seed: int, dat
 
 
 def check_task(task: str, options: Mapping[str, Any]) -> None:
-    """Raise RecipeError if there is no such task, it has no such option, or it refuses an option's value."""
+    """Raise RecipeError if there is no such task, it has no such option, or it rejects an option's value."""
     _create(task, options, size=1, seed=0)
 
 
 def score(task: str, answer: str | None, row: Mapping[str, Any]) -> float:
-    """What the task's own scorer (0 to 1) gives `answer`; `row` is a canonical row of format prompts."""
+    """Return the score (0 to 1) of `answer` by the task's own scorer; `row` is a canonical row of format prompts."""
     metadata = row["metadata"]
     entry = {
         "question": row["prompt"][-1]["content"],
@@ -55,7 +55,7 @@ def score(task: str, answer: str | None, row: Mapping[str, Any]) -> float:
 
 
 def json_safe(value: Any) -> Any:
-    """`value` as JSON can hold it: tuples and sets as lists, numpy numbers as numbers, other objects as text."""
+    """Return `value` in JSON types: tuples and sets as lists, numpy numbers as numbers, other objects as text."""
     if isinstance(value, Mapping):
         return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -96,7 +96,9 @@ def _create(task: str, options: Mapping[str, Any], *, size: int, seed: int) -> A
 
 
 def _check_type(task: str, option: str, value: Any) -> None:
-    """Raise RecipeError for a value of another type than the task declares: many look at it as they make items."""
+    """Raise RecipeError for a value of another type than the task declares: many check it only when generating
+    items.
+    """
     from reasoning_gym.factory import DATASETS
 
     config = DATASETS[task][1]

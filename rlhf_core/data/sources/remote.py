@@ -1,7 +1,7 @@
-"""Files behind URLs: what identifies their content when a run is planned, and a download of exactly that content.
+"""Files behind URLs: the identity of their content when a run is planned, and a download of exactly that content.
 
-Any fsspec filesystem will do. An identity is the version that the filesystem reports (`ETag "9a03", 120 bytes`) or,
-where it reports none, the SHA-256 of the bytes.
+Works with any fsspec filesystem. An identity is the version that the filesystem reports (`ETag "9a03", 120 bytes`) or,
+if it reports none, the SHA-256 of the bytes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class UnreadableError(Exception):
 
 
 def file_identity(url: str) -> str:
-    """What changes when the content of the file at `url` does. Raises UnreadableError."""
+    """Return an identity that changes with the content of the file at `url`. Raises UnreadableError."""
     with _filesystem(url) as (filesystem, path):
         return _identity(filesystem, path)
 
 
 def folder_identity(url: str, suffixes: tuple[str, ...]) -> str:
-    """JSON of name -> identity of each file in the folder at `url` that has one of the suffixes.
+    """Return JSON of name -> identity of each file in the folder at `url` with one of the suffixes.
 
     Raises UnreadableError, also if there is no such file.
     """
@@ -54,7 +54,7 @@ def fetch_file(url: str, pinned: str | None, target: Path) -> None:
     """Copy the file at `url` to `target`.
 
     pinned: its identity when the run was planned, if it was pinned.
-    Raises StageError if its content is another now, or if it cannot be read.
+    Raises StageError if its content has changed, or if it cannot be read.
     """
     try:
         with _filesystem(url) as (filesystem, path):
@@ -65,7 +65,7 @@ def fetch_file(url: str, pinned: str | None, target: Path) -> None:
 
 @contextmanager
 def reading(url: str) -> Iterator[None]:
-    """For what reads the file at `url` without a copy of it. What goes wrong becomes StageError."""
+    """Convert errors of reading `url` without a copy to StageError."""
     try:
         yield
     except aiohttp.ClientError as error:
@@ -73,8 +73,9 @@ def reading(url: str) -> Iterator[None]:
 
 
 def require_unchanged(url: str, pinned: str | None) -> None:
-    """For what was read without a copy: raise StageError if it has another version than `pinned`, its identity when the
-    run was planned, or cannot be read."""
+    """After reading without a copy: raise StageError if the version differs from `pinned`, its identity when the run
+    was planned, or cannot be read.
+    """
     if pinned is not None:
         try:
             with _filesystem(url) as (filesystem, path):
@@ -84,12 +85,12 @@ def require_unchanged(url: str, pinned: str | None) -> None:
 
 
 def is_versioned(identity: str) -> bool:
-    """Whether the filesystem reports a version, so that what was read can be told from what was planned."""
+    """Whether the filesystem reports a version, by which the content read can be compared with the planned one."""
     return not identity.startswith(_SHA256)
 
 
 def fetch_folder(url: str, pinned: str | None, suffixes: tuple[str, ...], target: Path) -> None:
-    """Copy the files that `folder_identity` knows to the new folder `target`: the pinned ones, else those there now.
+    """Copy the files listed by `folder_identity` to the new folder `target`: the pinned ones, else the current ones.
 
     Raises StageError as `fetch_file` does.
     """
@@ -108,7 +109,7 @@ def fetch_folder(url: str, pinned: str | None, suffixes: tuple[str, ...], target
 
 @contextmanager
 def _filesystem(url: str) -> Iterator[tuple[Any, str]]:
-    """A filesystem without anything cached, and the path in it. What it raises becomes UnreadableError."""
+    """Yield an uncached filesystem, and the path in it. Its errors become UnreadableError."""
     options: dict[str, Any] = {"skip_instance_cache": True}
     if url.startswith(("http://", "https://")):
         # aiohttp would end every download after five minutes.
@@ -155,7 +156,7 @@ def _identity(filesystem: Any, path: str) -> str:
 
 
 def _version(info: Mapping[str, Any]) -> str | None:
-    """What the filesystem says of the file's version, with its size; None if it says nothing."""
+    """Return the filesystem's version of the file, with its size; None if it reports none."""
     size = info.get("size")
     shown_size = "" if size is None else f", {size} bytes"
     for name in _VERSIONS:

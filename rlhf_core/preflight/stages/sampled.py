@@ -77,7 +77,7 @@ def rewarded(config: FromCompletions, node: Draft, context: CheckContext) -> Ite
 
 
 def conditional_prompts(config: ConditionalPromptsConfig, node: Draft, context: CheckContext) -> Iterator[Note]:
-    """Yield a note for rewards written in another way than in the training prompts."""
+    """Yield a note if rewards are written differently than in the training prompts."""
     others = {other.name: other.config for other in context.nodes.values()}
     trained = {name: made for name, made in others.items() if isinstance(made, ConditionalConfig)}
     if trained and (config.text, config.decimals) not in {(made.text, made.decimals) for made in trained.values()}:
