@@ -1,4 +1,4 @@
-"""Gradient checkpointing: what a layer computes again in the backward pass instead of keeping it."""
+"""Gradient checkpointing: recomputation of layers in the backward pass."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _KEPT = frozenset({
 
 
 def checkpoint_layers(model: transformers.PreTrainedModel, kind: GradientCheckpointing) -> None:
-    """From here on, each layer of `model` keeps its input and, if `selective`, the results of products and attention.
+    """Make each layer of `model` keep only its input and, if `selective`, the results of products and attention.
 
-    Raises StageError for a model that cannot.
+    Raises StageError for an unsupported model.
     """
     if not kind:
         return
@@ -41,6 +41,8 @@ def checkpoint_layers(model: transformers.PreTrainedModel, kind: GradientCheckpo
 
 
 def _policy(context: object, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-    """Operators that are not torch's own are kernels of libraries, such as flash attention: kept too."""
+    """Keep results of products and attention; operators that are not torch's own are kernels of libraries, such as
+    flash attention: kept too.
+    """
     kept = operator in _KEPT or operator.namespace != "aten"
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,7 +1,7 @@
 """LoRA adapters on a model.
 
 peft takes seconds to import, and so do the classes of models, which `transformers` imports at their first use. A job's
-driver names the classes of its ranks and loads no model: it should not wait for either.
+driver names the classes of its ranks and loads no model, so both are imported lazily.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ def is_adapted(model: object) -> TypeGuard[PeftModel]:
 
 
 def base_model(model: nn.Module) -> Any:
-    """The transformers model itself, a PreTrainedModel: adapters are layers inside it, so running it runs them."""
+    """Return the transformers model itself, a PreTrainedModel: adapters are layers inside it, so running it runs
+    them.
+    """
     return model.get_base_model() if is_adapted(model) else model
 
 
 def add_lora(model: transformers.PreTrainedModel, lora: LoraConfig, task: str) -> PeftModel:
-    """`model` frozen under a fresh LoRA adapter, arXiv:2106.09685. `task` is peft's: CAUSAL_LM or SEQ_CLS.
+    """Freeze `model` and add a fresh LoRA adapter, arXiv:2106.09685. `task` is peft's: CAUSAL_LM or SEQ_CLS.
 
     A scalar model's head is trained in full and saved with the adapter. Raises StageError if no module matches, or if
-    the adapter would change stacked experts: engines do not serve that, and nothing can write it for each expert.
+    the adapter would change stacked experts: engines do not serve that, and it cannot be written per expert.
     """
     import peft
 
@@ -85,13 +87,14 @@ def add_lora(model: transformers.PreTrainedModel, lora: LoraConfig, task: str) -
 
 
 def _target_problem(model: transformers.PreTrainedModel, lora: LoraConfig, linear: Collection[str]) -> str | None:
-    """linear: the paths of all linear layers, before adapters are put around them."""
+    """linear: the paths of all linear layers, before adapters are added."""
     return target_problem(lora, linear, tied=bool(model.config.tie_word_embeddings))
 
 
 def adapted_layers(model: transformers.PreTrainedModel) -> list[str]:
-    """Names of the layers that `all-linear` adapts: linear layers except the output head, and except all of a
-    mixture-of-experts block, whose shared experts have the same names as the stacked ones."""
+    """Return the names of the layers that `all-linear` adapts: linear layers except the output head, and except all of
+    a mixture-of-experts block, whose shared experts have the same names as the stacked ones.
+    """
     blocks, head = _expert_blocks(model), model.get_output_embeddings()
     return sorted(
         {
@@ -103,7 +106,7 @@ def adapted_layers(model: transformers.PreTrainedModel) -> list[str]:
 
 
 def _linear_layers(model: transformers.PreTrainedModel) -> dict[str, nn.Module]:
-    """By path, without the head of a scalar model, which is trained in full."""
+    """Return the linear layers by path, without the head of a scalar model, which is trained in full."""
     from transformers.pytorch_utils import Conv1D
 
     score = getattr(model, "score", None)
@@ -112,7 +115,7 @@ def _linear_layers(model: transformers.PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def _expert_blocks(model: transformers.PreTrainedModel) -> tuple[str, ...]:
-    """Prefixes of the blocks whose experts are stacked in tensors (experts, out, in)."""
+    """Return the prefixes of the blocks whose experts are stacked in tensors (experts, out, in)."""
     stacks = [
         name
         for name, layer in model.named_modules()
@@ -122,10 +125,10 @@ def _expert_blocks(model: transformers.PreTrainedModel) -> tuple[str, ...]:
 
 
 def load_adapter(model: Any, folder: Path, **options: Any) -> PeftModel:
-    """`model`, a PreTrainedModel, under the adapter in `folder`. options: of peft's `from_pretrained`.
+    """Load the adapter in `folder` onto `model`, a PreTrainedModel. options: of peft's `from_pretrained`.
 
     Raises StageError for tensors of the adapter that are missing, unexpected or misshapen: peft leaves the first as
-    they were initialised, and the second out.
+    initialised, and ignores the second.
     """
     from peft import PeftModel, get_peft_model_state_dict
 
@@ -156,9 +159,9 @@ def load_adapter(model: Any, folder: Path, **options: Any) -> PeftModel:
 
 
 def _brought_embeddings(model: Any, names: Iterable[str]) -> dict[str, nn.Module]:
-    """By their names in the adapter, the embedding and the head of the model that the adapter brings whole.
+    """Return the embedding and the head that the adapter contains in full, by their names in it.
 
-    peft saves them where they were resized or trained, or with the factors that change them.
+    peft saves them if they were resized or trained, or with the factors that change them.
     """
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     weights = {f"{name}.weight": module for name, module in model.named_modules() if any(module is e for e in ends)}
@@ -167,9 +170,9 @@ def _brought_embeddings(model: Any, names: Iterable[str]) -> dict[str, nn.Module
 
 
 def _resize(model: Any, rows: Mapping[nn.Module, int], folder: Path) -> None:
-    """Give `model` the rows of an adapter that was made after `resize_token_embeddings`, which brings them all.
+    """Resize `model` to the rows of an adapter that was made after `resize_token_embeddings`, which contains them all.
 
-    rows: of the embedding and the head that the adapter brings.
+    rows: of the embedding and the head in the adapter.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     before = embedding.num_embeddings
@@ -186,7 +189,7 @@ def _resize(model: Any, rows: Mapping[nn.Module, int], folder: Path) -> None:
 
 
 def adapter_state(model: PeftModel, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The adapter's share of a PeftModel's `state_dict`, with the names of an adapter folder."""
+    """Return the adapter's share of a PeftModel's `state_dict`, with the names of an adapter folder."""
     import peft
 
     chosen: dict[str, torch.Tensor] = peft.get_peft_model_state_dict(
@@ -196,11 +199,10 @@ def adapter_state(model: PeftModel, state_dict: dict[str, torch.Tensor]) -> dict
 
 
 def share_base(model: PeftModel, other: PeftModel) -> None:
-    """Give `model` the very Parameters of `other` as frozen weights below the head, so that they are in memory once.
+    """Make `model` share the Parameters of `other` as frozen weights below the head, so that they are in memory once.
 
-    Both are adapters of one base model, whose head may differ. Adapters, heads and buffers stay each model's own, and
-    so do the modules: switching one model's adapter off does not change the other. Raises StageError if the weights
-    do not fit.
+    Both are adapters of one base model, whose head may differ. Adapters, heads, buffers and modules stay separate:
+    disabling one model's adapter does not change the other. Raises StageError if the weights do not fit.
     """
     ours, theirs = _frozen_weights(model), _frozen_weights(other)
     for name in sorted({*ours, *theirs}):
@@ -220,7 +222,7 @@ class _Weight(NamedTuple):
 
 
 def _frozen_weights(model: PeftModel) -> dict[str, _Weight]:
-    """The frozen weights below the head, by their names in the base model."""
+    """Return the frozen weights below the head, by their names in the base model."""
     base = base_model(model)
     layers: nn.Module = getattr(base, base.base_model_prefix)
     return {

@@ -1,9 +1,9 @@
-"""Whether the attention implementation of a loaded model computes what the model's own eager attention computes.
+"""Comparison of a loaded model's attention implementation with the model's own eager attention.
 
-Implementations of transformers' attention interface take any argument and ignore those that they do not know: `sdpa`
-takes Gemma 2's `softcap` and leaves it out. So one call of each layer is compared with the eager function of the
-model's module, in float32 and with scores that are large enough for a soft cap to matter. Layers that do not use the
-interface have one attention only.
+Implementations of transformers' attention interface accept any argument and ignore unknown ones: `sdpa` accepts Gemma
+2's `softcap` and ignores it. So one call of each layer is compared with the eager function of the model's module, in
+float32 and with scores that are large enough for a soft cap to matter. Layers that do not use the interface have one
+attention only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _MOST_DIFFERENCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.
 
 
 def attention_difference(model: Any, ids: Tensor) -> str | None:
-    """The difference of the attention of `model` from its eager one, such as "leaves out softcap"; None: there is none.
+    """Return the difference of the attention of `model` from its eager one, such as "leaves out softcap"; None if
+    equal.
 
     model: a PreTrainedModel in eval mode. ids: (1, T) int64, on its device.
     """
@@ -50,7 +51,7 @@ def attention_difference(model: Any, ids: Tensor) -> str | None:
 
 @contextmanager
 def _wrapped_attention(wrap: Callable[[Attention, Attention], Attention]) -> Iterator[None]:
-    """Inside, layers call `wrap(own, eager)` in place of their own attention."""
+    """Inside, layers call `wrap(own, eager)` instead of their own attention."""
     from transformers import AttentionInterface  # not at the top: drivers, which run no model, load without it
 
     interface: Any = AttentionInterface

@@ -2,7 +2,7 @@
 
 Norms, rotary positions, activation functions and sums become one loop each. Values are rounded wherever the plain
 layers round them: so a forward computes the same with and without gradients, and a policy's ratio to itself stays 1.
-Attention is left as it is. The compiled code is kept in a folder of the node, TORCHINDUCTOR_CACHE_DIR.
+Attention is not changed. The compiled code is kept in a folder of the node, TORCHINDUCTOR_CACHE_DIR.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MOST_GRAPHS = 64
 
 
 def compile_layers(model: Any) -> None:
-    """Of a PreTrainedModel, in place: each kind of call at its first time, for any number of tokens.
+    """Compile a PreTrainedModel's layers in place: each kind of call at its first time, for any number of tokens.
 
-    Raises StageError for a model that names no layers, or that has experts, whose numbers of tokens differ from call to
-    call.
+    Raises StageError for a model that declares no layers, or that has experts, whose numbers of tokens differ from call
+    to call.
     """
     import torch._dynamo.config  # not at the top: it takes a second
 
@@ -45,6 +45,6 @@ def compile_layers(model: Any) -> None:
 
 
 def _layers(model: Any) -> list[nn.Module]:
-    """Those that no device map may split: the modules of a transformer that follow each other."""
+    """Return the modules that no device map may split: the consecutive layers of a transformer."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]

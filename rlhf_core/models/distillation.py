@@ -1,5 +1,6 @@
-"""A student's distributions next to a teacher's, a chunk of rows at a time: no (rows, vocabulary) tensor of either is
-alive for all rows at once."""
+"""Divergence of a student's distributions from a teacher's, a chunk of rows at a time: no (rows, vocabulary) tensor of
+either is alive for all rows at once.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from rlhf_core.types import PackedBatch
 
 @dataclass(frozen=True)
 class Taught:
-    """What a teacher says of M rows, and how far a student is from it.
+    """A teacher's distributions of M rows, and the divergence from them.
 
     divergence: of log q (m, V) of some rows at `temperature`, and those rows of `rows`: see losses/divergence.py.
     """
@@ -32,7 +33,7 @@ class Taught:
 def by_teacher(
     divergence: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], head: Head, hidden: Tensor, temperature: float
 ) -> Taught:
-    """By a teacher's head and the hidden states (M, d) before it."""
+    """Build a target from a teacher's head and its last hidden states (M, d)."""
 
     def to_teacher(student: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         return divergence(student, log_distribution(head(rows), temperature).to(student.dtype))
@@ -49,10 +50,11 @@ def chunked_divergence(
     vocabulary: int,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
-    """log softmax(head(hidden))[targets], and the divergence of softmax(head(hidden) / temperature) from the teacher's.
+    """Return log softmax(head(hidden))[targets], and the divergence of softmax(head(hidden) / temperature) from the
+    teacher's.
 
     hidden: (M, d); targets: (M,) int64; both results: (M,) float32, the divergence in nats, not multiplied by the
-    square of the temperature. As `chunked_logprobs`: a chunk of rows at a time, and again in backward.
+    square of the temperature. As in `chunked_logprobs`, a chunk of rows at a time, and again in backward.
     """
     chunk = partial(_chunk, head, taught)
     return by_chunks(chunk, [hidden, targets, *taught.rows], [head, *taught.heads], vocabulary, chunk_elements)
@@ -66,7 +68,7 @@ def _chunk(head: Head, taught: Taught, hidden: Tensor, targets: Tensor, *rows: T
 
 
 class _Divergence(torch.autograd.Function):
-    """Keeps the gradient alone: one tensor of the size of the logits."""
+    """Keeps only the gradient: one tensor of the size of the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, taught: Taught, *rows: Tensor) -> Tensor:
@@ -95,8 +97,9 @@ class StudentModel(PolicyModel):
         with_routing: bool = False,
         taught: Taught | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """As PolicyModel.forward; with `taught`, whose rows are those of the tokens in `only`, the second result is the
-        divergence (N,) float32 from the teacher, and the log-probs are of temperature 1."""
+        """Run PolicyModel.forward; with `taught`, whose rows are those of the tokens in `only`, the second result is
+        the divergence (N,) float32 from the teacher, and the log-probs are of temperature 1.
+        """
         if taught is None:
             return super().forward(
                 batch, temperature=temperature, with_entropy=with_entropy, only=only, with_routing=with_routing
@@ -110,19 +113,20 @@ class StudentModel(PolicyModel):
 
 
 class TeacherModel(CausalModel):
-    """A frozen causal language model whose distributions are computed later, by its head."""
+    """A frozen causal language model whose distributions are computed later, from its hidden states."""
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """(M, d): the hidden states that predict the M trained tokens, in their order."""
+        """Return the hidden states (M, d) that predict the M trained tokens, in order."""
         return self._predicted(batch, batch.loss_mask)[1]
 
 
 class TopModel(CausalModel):
-    """A frozen causal language model that says which tokens it finds most probable."""
+    """A frozen causal language model that returns its most probable tokens."""
 
     def forward(self, batch: PackedBatch, *, k: int, temperature: float) -> tuple[Tensor, Tensor]:
-        """(M, k) int64 the most probable tokens in the place of each of the M trained ones (all, if the vocabulary is
-        no larger), and (M, k + 1) float32 their log-probs, and that of all others together."""
+        """Return the most probable tokens (M, k) int64 at each of the M trained ones (all, if the vocabulary is no
+        larger), and (M, k + 1) float32 their log-probs, and that of all others together.
+        """
 
         def top(hidden: Tensor) -> tuple[Tensor, Tensor]:
             distribution = log_distribution(self.head(hidden), temperature)

@@ -1,4 +1,4 @@
-"""Training without dropout: in eval mode, in which gradient checkpointing goes on."""
+"""Training without dropout: in eval mode, with gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def set_train_mode(model: nn.Module, *, dropout: bool) -> None:
     """Put `model`, or the transformers model in it, into the mode of an update.
 
     Without `dropout` that is eval mode: no dropout of the model or its adapter, no noise of routers, no dropped layers,
-    so that it computes what `eval()` computes. Layers are checkpointed all the same, if that is switched on.
+    so that it computes the same as after `eval()`. Layers are still checkpointed, if enabled.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -1,17 +1,17 @@
-"""Which layouts of sequences a loaded model computes rightly, measured on the model itself.
+"""Measures which layouts of sequences a loaded model computes correctly.
 
-Many models of transformers ignore that packed sequences have positions of their own: state-space, linear-attention and
-convolution layers, and models whose mask knows no positions. They raise no error; log-probs are then wrong by nats.
+Many models of transformers ignore the positions of packed sequences: state-space, linear-attention and convolution
+layers, and models whose mask ignores positions. They raise no error; log-probs are then wrong by nats.
 
 A few short sequences are run alone and in each layout. The gradient of one sequence's hidden states with respect to the
-embeddings of other sequences, and of later tokens, must be zero to the bit: that holds in every precision, and a leak
-of any size fails it. And hidden states and their gradient must equal those of sequences alone up to rounding, which is
-itself measured: it is by how much a sequence's hidden states change when tokens follow it. Where ZeRO-3 shards the
-weights, hidden states are all that is compared, since DeepSpeed's hooks take every backward pass for one of training.
+embeddings of other sequences, and of later tokens, must be exactly zero: that holds in every precision, and a leak of
+any size fails it. And hidden states and their gradient must equal those of sequences alone up to rounding, which is
+itself measured: the change of a sequence's hidden states when tokens follow it. Where ZeRO-3 shards the weights, only
+hidden states are compared, since DeepSpeed's hooks take every backward pass for one of training.
 
-Attention that leaves out what the model's own eager function computes is replaced by that (attention_check.py). Where
-attention is `sdpa` a token tree is tried too, also with two sequences that begin alike. If it is right it is
-taken, and the model has the tree's attention from then on.
+Attention that ignores part of the model's own eager function is replaced by it (attention_check.py). With attention
+`sdpa` a token tree is tried too, also with two sequences that share a prefix. If it is correct it is used, and the
+model has the tree's attention from then on.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ class _Tolerance:
 def checked_layouts(
     model: Any, outputs: Outputs, device: torch.device, *, compiled: bool = False, selective: bool = False
 ) -> Layouts:
-    """The layouts in which `model` computes what it computes for single sequences; equal on all ranks.
+    """Return the layouts in which `model` computes the same as for single sequences; equal on all ranks.
 
     compiled: compile its layers, which must compute the same. selective: its layers are checkpointed selectively, which
     must compute the same.
 
     model: a PreTrainedModel where it will be trained, so that the kernels are those of training; it must be in eval
-    mode, and under ZeRO-3 every rank must call this. Raises StageError if no layout is right, if the model sees tokens
-    after the one it predicts, or if our output is not the model's own.
+    mode, and under ZeRO-3 every rank must call this. Raises StageError if no layout is correct, if the model sees
+    tokens after the one it predicts, or if our output is not the model's own.
     """
     name, batch = type(model).__name__, different_sequences(model, device)
     alone = _alone(model, batch)
@@ -134,9 +134,9 @@ def checked_layouts(
 
 
 def _choose_attention(model: Any, batch: PackedBatch, device: torch.device) -> str | None:
-    """Switch to eager attention where the one that was set differs; returns the difference, or None.
+    """Switch to eager attention if the configured one differs; return the difference, or None.
 
-    Raises StageError for a model that cannot change it.
+    Raises StageError for a model that cannot switch.
     """
     name, attention = type(model).__name__, model.config._attn_implementation
     difference = attention_difference(model, select_sequences(batch, [_MIDDLE]).input_ids.unsqueeze(0))
@@ -150,7 +150,7 @@ def _choose_attention(model: Any, batch: PackedBatch, device: torch.device) -> s
 
 
 def _alone(model: Any, batch: PackedBatch) -> list[_Result]:
-    """Of each sequence. Raises StageError if the model cannot compute even that."""
+    """Return the result of each sequence alone. Raises StageError if the model cannot compute even that."""
     name = type(model).__name__
     try:
         alone = [_measured(model, select_sequences(batch, [i]), ROWS, 0) for i in range(batch.num_sequences)]
@@ -169,7 +169,9 @@ def _alone(model: Any, batch: PackedBatch) -> list[_Result]:
 def _tree_problem(
     model: Any, batch: PackedBatch, problem: Callable[[Layouts], str | None], tolerance: _Tolerance
 ) -> str | None:
-    """Why a token tree is not right for `model`; None: it is, and the model has its attention from here on."""
+    """Return the reason why a token tree is wrong for `model`; None if it is correct, and the model has its attention
+    from here on.
+    """
     if model.config._attn_implementation != "sdpa" or not model._can_set_attn_implementation():
         return "is for the attention sdpa"
     if reads_images(model.config.to_dict()):
@@ -191,7 +193,7 @@ def _tree_problem(
 
 
 def _windowed_layers(model: Any) -> int:
-    """How many layers see the last tokens only, by its config."""
+    """Return the number of layers with a sliding window, by its config."""
     config = model.config.get_text_config()
     if getattr(config, "sliding_window", None) is None:
         return 0
@@ -200,7 +202,7 @@ def _windowed_layers(model: Any) -> int:
 
 
 def _tolerance(model: Any, batch: PackedBatch, alone: _Result) -> _Tolerance:
-    """Raises StageError if what a model computes for a token depends on those after it."""
+    """Measure the rounding. Raises StageError if a token's result depends on later tokens."""
     longer = _measured(model, continued_sequence(batch), ROWS, 0)
     length = LENGTHS[_MIDDLE]
     noise = _relative(longer.hidden[:length], alone.hidden)
@@ -218,7 +220,9 @@ def _tolerance(model: Any, batch: PackedBatch, alone: _Result) -> _Tolerance:
 
 
 def _measured(model: Any, batch: PackedBatch, layouts: Layouts, sequence: int, *, skipped: int = 0) -> _Result:
-    """Hidden states of `batch`, and the gradient of the first tokens of one of its sequences after `skipped`."""
+    """Return the hidden states of `batch`, and the gradient of the first tokens of one of its sequences after
+    `skipped`.
+    """
     arrangement = arranged(model, batch, layouts)
     embedded: list[Tensor] = []
 
@@ -251,7 +255,7 @@ def _alternating(values: Tensor) -> Tensor:
 def _difference(
     got: _Result, expected: _Result, tolerance: _Tolerance, *, own: slice = _OWN, apart: Sequence[slice] = _APART
 ) -> str | None:
-    """In words, how far a layout is from single sequences; None: not further than `tolerance`.
+    """Describe the difference of a layout from single sequences; None if within `tolerance`.
 
     own: the tokens that have the expected gradient; apart: those without any.
     """
@@ -269,7 +273,7 @@ def _difference(
 
 
 def _relative(values: Tensor, expected: Tensor) -> float:
-    """The mean difference, relative to how much the expected values differ from token to token."""
+    """Return the mean difference, relative to the variation of the expected values between tokens."""
     spread = (expected - expected.mean(0)).abs().mean()
     return float((values - expected).abs().mean() / spread.clamp_min(1e-30))
 
@@ -277,7 +281,7 @@ def _relative(values: Tensor, expected: Tensor) -> float:
 def _require_own_output(
     model: Any, outputs: Outputs, batch: PackedBatch, result: _Result, tolerance: _Tolerance
 ) -> None:
-    """That our output of hidden states is what the model's own forward makes of the same tokens."""
+    """Require that our output for hidden states equals that of the model's own forward for the same tokens."""
     refusal = f"{type(model).__name__}: its output cannot be computed from its hidden states, so it is not supported: "
     try:
         ours, own = outputs(result.hidden.to(model.dtype), batch.input_ids.unsqueeze(0))
@@ -293,7 +297,7 @@ def _require_own_output(
 
 
 def _on_all_ranks(right: list[bool], device: torch.device) -> list[bool]:
-    """Those that are right on every rank."""
+    """Return which are true on every rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return right
     agreed = torch.tensor(right, dtype=torch.int32, device=device)
@@ -302,7 +306,7 @@ def _on_all_ranks(right: list[bool], device: torch.device) -> list[bool]:
 
 
 def _log(name: str, layouts: Layouts, *, packed: str | None, tree: str | None) -> None:
-    """packed, tree: what is wrong with packing, and with a token tree, on this rank."""
+    """packed, tree: the problems of packing, and of a token tree, on this rank."""
     if dist.is_initialized() and dist.get_rank() != 0:
         return
     what, wrong = ("a token tree", tree) if layouts.packed == "positions" else ("packing", packed)

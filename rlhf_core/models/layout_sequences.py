@@ -1,4 +1,4 @@
-"""The short sequences by which layouts are compared, of tokens that have no special meaning for the model."""
+"""Short test sequences for comparing layouts, of tokens without a special meaning for the model."""
 
 from __future__ import annotations
 
@@ -32,21 +32,24 @@ def different_sequences(model: Any, device: torch.device) -> PackedBatch:
 
 
 def _begin_apart(period: int) -> bool:
-    """Whether, in tokens that recur after `period`, all sequences begin with another one, and branching ones part where
-    they are said to."""
+    """Whether, in tokens that recur after `period`, all sequences begin with another one, and branching ones diverge at
+    the intended token.
+    """
     first, middle, last = (start % period for start in (0, LENGTHS[0], sum(LENGTHS[:-1])))
     return len({first, middle, last}) == len(LENGTHS) and (middle + SHARED) % period != first
 
 
 def branching_sequences(batch: PackedBatch) -> PackedBatch:
-    """The middle sequence, and another that begins like it."""
+    """Return the middle sequence, and another with the same prefix."""
     first, middle, _ = batch.input_ids.cpu().split(list(LENGTHS))
     parts = [middle, torch.cat([middle[:SHARED], first[:_BRANCH]])]
     return pack(parts, [torch.ones(len(part)) for part in parts]).to(batch.input_ids.device)
 
 
 def continued_sequence(batch: PackedBatch) -> PackedBatch:
-    """The middle sequence with those tokens after it that begin the first: for a causal model that is the same."""
+    """Return the middle sequence followed by the first tokens of the first one, which must not change it in a causal
+    model.
+    """
     first, middle, _ = batch.input_ids.split(list(LENGTHS))
     ids = torch.cat([middle, first[:3]])
     return pack([ids.cpu()], [torch.ones(len(ids))]).to(batch.input_ids.device)

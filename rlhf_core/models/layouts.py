@@ -1,8 +1,7 @@
-"""How the sequences of a packed batch are laid out for a transformers model, and their hidden states put back.
+"""Layouts of a packed batch's sequences for a transformers model, and the way back of their hidden states.
 
-Causal models compute the same for a sequence alone and for one at the start of a padded row. Whether they do so for
-sequences end to end in one row, or in a tree in which common beginnings are there once, depends on the model:
-layout_check.py finds it out.
+Causal models compute the same for a sequence alone and at the start of a padded row. Whether they do so for sequences
+end to end in one row, or in a tree with shared prefixes, depends on the model: layout_check.py measures it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _FORWARD = 256  # tokens whose matrix products take as long as what every forwar
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """The layouts in which a model computes for each sequence what it computes for that sequence alone."""
+    """The layouts in which a model computes the same for each sequence as for that sequence alone."""
 
     # In one row: as a tree, or whole, and then the model is told positions, or boundaries too.
     packed: Literal["tree", "positions", "indices"] | None
@@ -51,7 +50,7 @@ INDEXED = Layouts(packed="indices", rows=False)
 
 @dataclass(frozen=True, slots=True)
 class _Arrangement:
-    """The tokens of a batch as the arguments of a model, and where in its output each is."""
+    """The tokens of a batch as the arguments of a model, and the place of each in its output."""
 
     arguments: dict[str, Any]
     places: Tensor | None  # (N,) int64; None: all in order
@@ -63,22 +62,22 @@ class _Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class OfTokens:
-    """What a model has computed for the tokens of a batch, once for those that several sequences begin with.
+    """A model's values for the tokens of a batch, once for shared prefixes.
 
-    There can be many times as many tokens as values, so that only what is needed is gathered.
+    There can be many times as many tokens as values, so that only the needed ones are gathered.
     """
 
     values: Tensor  # (n, d)
     places: Tensor | None  # (N,) int64: where in `values` that of each token is; None: all in order
 
     def at(self, tokens: Tensor | None = None) -> Tensor:
-        """(M, d) of `tokens`, indices (M,) int64 in the batch; (N, d) of all if there are none given."""
+        """Return the values (M, d) of `tokens`, indices (M,) int64 in the batch; (N, d) of all if None."""
         places = tokens if self.places is None else self.places if tokens is None else self.places[tokens]
         # Its backward pass takes less than that of [...].
         return self.values if places is None else self.values.index_select(0, places)
 
     def of_each(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """(N,): `function`, which computes (n,) of (n, d)."""
+        """Return (N,): `function`, which maps (n, d) to (n,), of each token's value."""
         found = function(self.values)
         return found if self.places is None else found.index_select(0, self.places)
 
@@ -86,9 +85,9 @@ class OfTokens:
 def run_backbone(
     model: Any, batch: PackedBatch, layouts: Layouts, *, routers: bool = False, limit: int | None = None
 ) -> tuple[OfTokens, list[Tensor]]:
-    """The last hidden states of the tokens of `batch`, and, if asked for, each router's logits (N, E).
+    """Return the last hidden states of the tokens of `batch`, and, with `routers`, each router's logits (N, E).
 
-    model: a PreTrainedModel. limit: sequences longer than this, in tokens, are never in one forward with others.
+    model: a PreTrainedModel. limit: sequences longer than this, in tokens, never share a forward with others.
     Under ZeRO-3 every rank makes the same number of forwards.
     """
     groups = _groups(model, batch, layouts, limit)
@@ -113,7 +112,7 @@ def _run(model: Any, batch: PackedBatch, layouts: Layouts, *, routers: bool) -> 
 
 
 def _joined(parts: Sequence[OfTokens], order: Tensor) -> OfTokens:
-    """order: where each token of the batch is among those of the parts, one after the other."""
+    """order: the place of each token of the batch in the concatenated parts."""
     places, start = [], 0
     for part in parts:
         own = torch.arange(len(part.values), device=order.device) if part.places is None else part.places
@@ -123,7 +122,7 @@ def _joined(parts: Sequence[OfTokens], order: Tensor) -> OfTokens:
 
 
 def arranged(model: Any, batch: PackedBatch, layouts: Layouts) -> _Arrangement:
-    """Rows where they are the only right layout, or cost less than the attention between packed sequences."""
+    """Arrange in rows if they are the only correct layout, or cost less than the attention between packed sequences."""
     if layouts.packed == "tree":
         return _in_a_tree(batch)
     if layouts.packed is None or (layouts.rows and rows_are_cheaper(model, batch)):
@@ -144,7 +143,7 @@ def _in_a_tree(batch: PackedBatch) -> _Arrangement:
 
 
 def _in_rows(batch: PackedBatch) -> _Arrangement:
-    """Without a mask: causal layers never look at what comes after a sequence."""
+    """Arrange in rows without a mask: causal layers never see the padding after a sequence."""
     lengths = batch.sequence_lengths
     ids = batch.input_ids.new_zeros(batch.num_sequences, int(lengths.max()))
     real = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0) < lengths.unsqueeze(1)
@@ -152,8 +151,9 @@ def _in_rows(batch: PackedBatch) -> _Arrangement:
 
 
 def _boundaries(batch: PackedBatch) -> dict[str, Any]:
-    """Where sequences begin, under the names that layers of transformers take: seq_idx for convolutions and
-    state-space layers, cu_seq_lens for attention and linear attention."""
+    """Return the boundaries of sequences, under the names in layers of transformers: seq_idx for convolutions and
+    state-space layers, cu_seq_lens for attention and linear attention.
+    """
     ends = batch.sequence_lengths.cumsum(0)
     starts = torch.cat([ends.new_zeros(1), ends]).int()
     longest = int(batch.sequence_lengths.max())
@@ -164,13 +164,15 @@ def _boundaries(batch: PackedBatch) -> dict[str, Any]:
 
 
 def rows_are_cheaper(model: Any, batch: PackedBatch) -> bool:
-    """Whether padding costs less than the attention between sequences, which only a mask would throw away."""
+    """Whether padding costs less than the attention between sequences, which a mask would only discard."""
     packed, rows = _costs(model, batch.sequence_lengths.tolist())
     return rows < packed
 
 
 def _costs(model: Any, lengths: Sequence[int]) -> tuple[float, float]:
-    """Of one forward of sequences of these lengths, packed and in rows; infinite for what is never done."""
+    """Return the costs of one forward of sequences of these lengths, packed and in rows; infinite for invalid
+    layouts.
+    """
     if model.config._attn_implementation not in ("sdpa", "eager"):
         return 0.0, math.inf  # flash attention takes the boundaries and skips what lies between sequences
     longest, tokens = max(lengths), sum(lengths)
@@ -182,8 +184,9 @@ def _costs(model: Any, lengths: Sequence[int]) -> tuple[float, float]:
 
 
 def _groups(model: Any, batch: PackedBatch, layouts: Layouts, limit: int | None) -> list[list[int]]:
-    """The sequences of each forward: all in one, unless that would mostly compute padding, or attention between
-    sequences, or unless short ones would be computed in another way since long ones are among them (longrope)."""
+    """Return the sequences of each forward: all in one, unless that would mostly compute padding, or attention between
+    sequences, or unless long sequences would change the computation of short ones (longrope).
+    """
     lengths = batch.sequence_lengths.tolist()
     whole = [list(range(len(lengths)))]
     one_forward = layouts.packed is not None and limit is None  # is right
@@ -213,7 +216,7 @@ def _fits(group: list[int], index: int, lengths: list[int], limit: int | None, *
 
 
 def _order(batch: PackedBatch, groups: list[list[int]]) -> Tensor:
-    """(N,): where each token of `batch` is in the outputs of its groups, one after the other."""
+    """Return the place of each token of `batch` in the concatenated outputs of its groups, (N,)."""
     order = torch.empty_like(batch.input_ids)
     starts = (batch.sequence_lengths.cumsum(0) - batch.sequence_lengths).tolist()
     lengths = batch.sequence_lengths.tolist()
@@ -233,7 +236,7 @@ def _is_sharded(model: nn.Module) -> bool:
 
 
 def _most_on_a_rank(count: int, model: nn.Module, batch: PackedBatch) -> int:
-    """The largest `count` of any rank where weights are sharded, so that every forward is a collective call."""
+    """Return the maximum of `count` over ranks if weights are sharded, so that every forward is a collective call."""
     if not _is_sharded(model) or not dist.is_initialized() or dist.get_world_size() == 1:
         return count
     most = torch.tensor(count, device=batch.input_ids.device)
@@ -242,9 +245,10 @@ def _most_on_a_rank(count: int, model: nn.Module, batch: PackedBatch) -> int:
 
 
 def depends_on_place(config: Any) -> str | None:
-    """Why a token's place in its row counts, and not only its position in its sequence; None where it does not.
+    """Return the reason why a token's place in its row counts, and not only its position in its sequence; None if it
+    does not.
 
-    Only what shows at a distance that a check of a few tokens does not reach.
+    Covers only effects at distances beyond those of the check's few tokens.
     """
     text = config.get_text_config()
     if getattr(text, "attention_chunk_size", None) and "chunked_attention" in (

@@ -1,4 +1,4 @@
-"""Models from a folder and back to one. Weights are safetensors; nothing is unpickled and nothing is downloaded."""
+"""Loading and saving of model folders. Weights are safetensors; nothing is unpickled or downloaded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SETS = ("target_modules", "modules_to_save", "exclude_modules")  # of an adapte
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of EngineConfig.dtype."""
+    """Return the torch dtype of EngineConfig.dtype."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
@@ -50,11 +50,11 @@ def load_causal_model(
     gradient_checkpointing: GradientCheckpointing = False,
     freeze_vision: bool = False,
 ) -> transformers.PreTrainedModel | PeftModel:
-    """The causal language model in `folder`; with `lora`, frozen under a fresh adapter (which starts as identity).
+    """Load the causal language model in `folder`; with `lora`, frozen under a fresh adapter (which starts as identity).
 
-    freeze_vision: leave the vision encoder as it is; the folder's model must read images.
+    freeze_vision: do not train the vision encoder; the folder's model must read images.
 
-    Raises StageError if the weights in the folder are not whole, or not those of its config.
+    Raises StageError if the weights in the folder are incomplete, or do not match its config.
     """
     model = load_weights(folder, "causal", dtype=dtype, attn_implementation=attention)
     if freeze_vision:
@@ -79,12 +79,12 @@ def load_scalar_model(
     seed: int = 0,
     head_factor: float = 1.0,
 ) -> transformers.PreTrainedModel | PeftModel:
-    """A model with one scalar output a token, AutoModelForSequenceClassification with one label.
+    """Load a model with one scalar output per token, AutoModelForSequenceClassification with one label.
 
     A folder of a causal model gives its backbone and a fresh head, drawn from N(0, 1 / (hidden size + 1)) with `seed`.
     head_factor: of the scores.
     Raises StageError if the architecture has no `score` head, if the folder's head has several labels, or if the
-    weights in the folder are not whole, or not those of its config.
+    weights in the folder are incomplete, or do not match its config.
     """
     config = read_config(folder)
     trained_head = is_classifier(config)
@@ -103,7 +103,7 @@ def load_scalar_model(
 
 
 def load_scalar_adapter(folder: Path, adapter: Path, *, dtype: torch.dtype, attention: str) -> PeftModel:
-    """The scalar model that the folder `adapter` makes of the causal model in `folder`, with the adapter's head."""
+    """Load the scalar model of the causal model in `folder` with the adapter and head in the folder `adapter`."""
     model = load_scalar_model(folder, dtype=dtype, attention=attention)
     return load_adapter(model, adapter, is_trainable=True, autocast_adapter_dtype=False)
 
@@ -143,7 +143,7 @@ def save_model(model: nn.Module, state_dict: Mapping[str, Tensor], folder: Path,
 
 
 def write_folder(model: transformers.PreTrainedModel, folder: Path, **options: Any) -> None:
-    """transformers' `save_pretrained`, with the generation config as it was read.
+    """Run transformers' `save_pretrained`, keeping the generation config as it was read.
 
     Many models have one that transformers reads with a warning and refuses to write: a temperature without `do_sample`.
     options: of `save_pretrained`.
@@ -162,7 +162,9 @@ def write_folder(model: transformers.PreTrainedModel, folder: Path, **options: A
 
 
 def _save_adapter_config(model: PeftModel, folder: Path) -> None:
-    """The same bytes for the same adapter: peft writes sets in any order, and where this node had the base model."""
+    """Write the same bytes for the same adapter: peft writes sets in any order, and the base model's path on this
+    node.
+    """
     model.peft_config["default"].save_pretrained(str(folder))
     path = folder / ADAPTER_CONFIG
     stored = read_object(path)
@@ -171,9 +173,9 @@ def _save_adapter_config(model: PeftModel, folder: Path) -> None:
 
 
 def stored_state(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state_dict` under the names, and in the shapes, that a folder of `model` has; an adapter's is the same in both.
+    """Return `state_dict` with the names and shapes in a folder of `model`; an adapter's are the same in both.
 
-    In memory transformers stacks all experts of a layer in one tensor; on disk, where engines look, each has its own.
+    In memory transformers stacks all experts of a layer in one tensor; on disk, where engines read, each has its own.
     The tensors may be views of the given ones.
     """
     if is_adapted(model):

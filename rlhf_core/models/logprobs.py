@@ -19,7 +19,7 @@ _KEPT_CHUNKS = 4
 
 
 class Head(Protocol):
-    """A linear layer, or what else makes logits (M, V) of hidden states (M, d)."""
+    """A linear layer, or another function from hidden states (M, d) to logits (M, V)."""
 
     def __call__(self, hidden: Tensor, /) -> Tensor: ...
 
@@ -36,11 +36,11 @@ def chunked_logprobs(
     with_entropy: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor | None]:
-    """log softmax(head(hidden) / temperature)[targets], in float32, and the entropy of each distribution (nats).
+    """Return log softmax(head(hidden) / temperature)[targets], in float32, and the entropy of each distribution (nats).
 
     hidden: (M, d); targets: (M,) int64; both results: (M,) float32. Logits are computed a chunk of rows at a time and,
-    but for the first chunks, again in backward. Every rank makes the same calls of `head`, forward and backward, since
-    each is a collective under ZeRO-3.
+    except for the first chunks, again in backward. Every rank makes the same calls of `head`, forward and backward,
+    since each is a collective under ZeRO-3.
     """
     chunk = partial(_chunk, head, temperature=temperature, with_entropy=with_entropy)
     logprobs, entropy = by_chunks(chunk, [hidden, targets], [head], vocabulary, chunk_elements, kept=_KEPT_CHUNKS)
@@ -56,8 +56,8 @@ def by_chunks(
     *,
     kept: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """`function` of a chunk of the rows of `tensors` at a time, and again in backward if there are several, but for
-    the first `kept`.
+    """Apply `function` to a chunk of the rows of `tensors` at a time, and again in backward if there are several,
+    except for the first `kept`.
 
     tensors: each (M, ...); function: of their parts (m, ...) to two tensors (m, ...), which makes logits with each of
     `heads`, (m, vocabulary). Every rank makes the same calls, forward and backward, since each is a collective under
@@ -91,7 +91,7 @@ def target_logprobs(
 
 
 def log_distribution(logits: Tensor, temperature: float) -> Tensor:
-    """log softmax(logits / temperature) in float32, or float64 where the logits are."""
+    """Return log softmax(logits / temperature) in float32, or float64 for float64 logits."""
     exact = logits if logits.dtype == torch.float64 else logits.float()
     if temperature != 1:
         # In place only where `exact` is a copy: the logits themselves are the caller's.
@@ -101,10 +101,11 @@ def log_distribution(logits: Tensor, temperature: float) -> Tensor:
 
 
 class TargetLogprobs(torch.autograd.Function):
-    """log softmax(logits / temperature)[targets] and, if asked for, the entropy of each distribution, in float32.
+    """log softmax(logits / temperature)[targets] and, with `with_entropy`, the entropy of each distribution, in
+    float32.
 
-    The gradient of both in one pass over the logits: softmax minus one-hot, where autograd would go back through
-    `gather`, log-softmax, division and cast one by one. logits: (M, V), of any dtype (float64 stays float64); targets:
+    The gradient of both in one pass over the logits: softmax minus one-hot, instead of autograd's separate steps
+    through `gather`, log-softmax, division and cast. logits: (M, V), of any dtype (float64 stays float64); targets:
     (M,) int64. Both results: (M,); without entropy the second is the first, without gradient.
     """
 
@@ -146,7 +147,7 @@ class TargetLogprobs(torch.autograd.Function):
 
 
 def _same_on_all_ranks(chunks: int, heads: Sequence[Head], device: torch.device) -> int:
-    """The largest number of chunks of any rank, where the weight of a head is sharded; at least one."""
+    """Return the maximum number of chunks over ranks if the weight of a head is sharded; at least one."""
     chunks = max(chunks, 1)
     sharded = any(hasattr(parameter, "ds_id") for head in heads for parameter in head.parameters())
     if not sharded or not dist.is_initialized() or dist.get_world_size() == 1:

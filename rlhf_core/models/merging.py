@@ -1,4 +1,4 @@
-"""An adapter folded into the weights of its base."""
+"""Merging of an adapter into the weights of its base."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _ROUNDING = 1e-3  # of float32, through all layers
 def merged_tensors(
     model_folder: Path, adapter: Mapping[str, Tensor], scaling: float, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The weights of `model_folder` in `dtype`, the adapter folded in: W + scaling · B A, summed in float32.
+    """Return the weights of `model_folder` in `dtype` with the adapter merged: W + scaling · B A, summed in float32.
 
-    adapter: LoRA factors under the names of an adapter folder. The base is what a trainer in `dtype` computes with, so
-    that a fresh adapter changes no bit. A head that is tied to the embedding is left out, as when a model is saved.
+    adapter: LoRA factors under the names of an adapter folder. The base is the one a trainer in `dtype` computes with,
+    so that a fresh adapter changes no bit. A head that is tied to the embedding is left out, as when a model is saved.
     Raises StageError if a factor belongs to no tensor of the folder.
     """
     deltas = _deltas(adapter, scaling)
@@ -56,7 +56,7 @@ def merged_tensors(
 
 
 def _deltas(adapter: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
-    """What the adapter adds to each weight, by its name in the base model, in float32."""
+    """Return the adapter's change of each weight, by its name in the base model, in float32."""
     modules = {name.rpartition(".lora_")[0] for name in adapter}
     return {
         f"{module.removeprefix('base_model.model.')}.weight": scaling
@@ -66,12 +66,12 @@ def _deltas(adapter: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
 
 
 def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) -> None:
-    """Write the model of `model_folder` with the adapter folded into its weights; a complete model folder.
+    """Write the model of `model_folder` with the adapter merged into its weights; a complete model folder.
 
-    The sum is taken in float32 and stored in the base model's dtype. An adapter of a scalar model brings its head. The
-    tokenizer is the adapter's, where its folder has one: its chat template may be another than the base's.
+    The sum is taken in float32 and stored in the base model's dtype. An adapter of a scalar model contains its head.
+    The tokenizer is the adapter's, if its folder has one: its chat template may differ from the base's.
     Raises StageError if the adapter is of a kind that cannot be merged, its tensors do not fit the model, the model's
-    own weights are not whole, or the merged model does not compute what the adapted one does.
+    own weights are incomplete, or the merged model does not compute the same as the adapted one.
     """
     config = read_object(adapter_folder / ADAPTER_CONFIG)
     for problem in adapter_problems(adapter_folder, config):
@@ -93,7 +93,7 @@ def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) ->
 
 @torch.inference_mode()
 def _probe(model: Any) -> Tensor:
-    """(1, T, vocabulary or labels): what the model gives for tokens drawn at random."""
+    """Return the model's output for random tokens, (1, T, vocabulary or labels)."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.get_text_config().vocab_size, (1, _PROBE_TOKENS), generator=generator)
     logits: Tensor = model(input_ids=ids).logits

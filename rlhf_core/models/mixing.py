@@ -1,4 +1,4 @@
-"""Several models of one shape become one, tensor by tensor: in float64, stored in the dtype of the first."""
+"""Merging of several models of one shape, tensor by tensor: in float64, stored in the dtype of the first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def linear(first: Tensor, others: Sequence[Tensor], weights: Sequence[float]) ->
 
 
 def slerp(first: Tensor, other: Tensor, share: float) -> Tensor:
-    """The tensor at `share` (0 to 1) of the angle from one to the other, as vectors; its length goes linearly.
+    """Return the tensor at `share` (0 to 1) of the angle from one to the other, as vectors; its length is interpolated
+    linearly.
 
     Raises StageError if they point in opposite directions, between which there is no arc.
     """
@@ -63,7 +64,7 @@ def ties(first: Tensor, others: Sequence[Tensor], weights: Sequence[float], *, d
 
 
 def _trimmed(change: Tensor, density: float) -> Tensor:
-    """The change with all but its largest entries 0; of equal ones all are kept."""
+    """Return the change with all but its largest entries 0; of equal ones all are kept."""
     kept = math.ceil(density * change.numel())
     if kept == change.numel():
         return change
@@ -74,7 +75,7 @@ def _trimmed(change: Tensor, density: float) -> Tensor:
 def mix_models(folder: Path, others: Sequence[Path], mix: Mix, out_folder: Path) -> None:
     """Write the weights of `folder`, mixed with those of `others`, in its shards and dtypes: one shard in memory.
 
-    Raises StageError if the models do not have the same tensors, or something of the result is not finite.
+    Raises StageError if the models do not have the same tensors, or a result is not finite.
     """
     _require_same_tensors(folder, others)
     for name in weight_files(folder):
@@ -92,7 +93,7 @@ def mix_models(folder: Path, others: Sequence[Path], mix: Mix, out_folder: Path)
 
 
 def _opened(stack: ExitStack, folder: Path) -> dict[str, Any]:
-    """The open file of each tensor."""
+    """Return the open file of each tensor."""
     files = [stack.enter_context(safe_open(folder / name, framework="pt")) for name in weight_files(folder)]
     return {key: file for file in files for key in file.keys()}  # noqa: SIM118 (it is no mapping)
 

@@ -1,4 +1,4 @@
-"""From hidden states to logits in the way of the model's own forward, for any number of tokens at a time."""
+"""Logits of hidden states as in the model's own forward, for any number of tokens at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 
 class OutputHead:
-    """What a causal language model does after its backbone: projection, bias, scale, soft cap, whatever its class has.
+    """The part of a causal language model after its backbone: projection, bias, scale, soft cap and whatever else its
+    class has.
 
     The model's own forward is run with a backbone that returns the given hidden states. So no setting of a config has
     to be known by name; layout_check.py compares the result with `model(ids).logits` once a model is loaded.
@@ -23,7 +24,7 @@ class OutputHead:
         self._model = model
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits (M, V) of hidden states (M, d)."""
+        """Return the logits (M, V) of hidden states (M, d)."""
         output = _Hidden(last_hidden_state=hidden.unsqueeze(0))  # type: ignore[arg-type]  # of any dtype and device
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=hidden.device)
         with ExitStack() as stack:
@@ -33,26 +34,28 @@ class OutputHead:
         return logits.squeeze(0)  # the gradient of [0] is zeros of the size of the logits, and a copy into them
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Of the model: those of its backbone are sharded or not as those of its head."""
+        """Yield the model's parameters: the backbone's are sharded exactly if the head's are."""
         parameters: Iterator[nn.Parameter] = self._model.parameters()
         return parameters
 
 
 def backbone(model: Any) -> nn.Module:
-    """The layers of a PreTrainedModel without its head; embeddings are among them."""
+    """Return the layers of a PreTrainedModel without its head; embeddings are among them."""
     # Classes of the text part of a larger model may have the larger model's prefix.
     layers: nn.Module = getattr(model, model.base_model_prefix, None) or model.model
     return layers
 
 
 def _called(model: Any) -> set[nn.Module]:
-    """What the model's forward may call for hidden states: mostly its backbone, in some classes the decoder in it."""
+    """Return the modules that the model's forward may call for hidden states: usually its backbone, in some classes the
+    decoder in it.
+    """
     layers, decoder = backbone(model), model.get_decoder()
     return {layers, decoder} if decoder in set(layers.modules()) else {layers}
 
 
 class _Hidden(BaseModelOutputWithPast):
-    """Fields that classes of models add to it are None."""
+    """A model output; fields added by classes of models are None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

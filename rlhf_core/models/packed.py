@@ -1,4 +1,4 @@
-"""Packed batches through transformers models: no padding in, no padding out, one value a token."""
+"""Packed batches through transformers models: no padding in, no padding out, one value per token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlhf_core.types import PackedBatch
 
 
 class PackedModel(nn.Module):
-    """A transformers model that computes a value for each token of a packed batch, sequences apart from each other."""
+    """A transformers model that computes a value for each token of a packed batch, without interaction of sequences."""
 
     layouts = ROWS  # until they are checked: slower than packed, and right for more models
 
@@ -31,12 +31,12 @@ class PackedModel(nn.Module):
         self._limit = longrope_limit(self._transformer.config.to_dict())
 
     def check_layouts(self, device: torch.device, *, compiled: bool = False, selective: bool = False) -> None:
-        """Find out in which layouts this model computes rightly, and use these from now on.
+        """Measure the layouts that this model computes correctly, and use these from now on.
 
         compiled: and compile its layers. selective: its layers are checkpointed selectively, which is checked too.
 
         Called in eval mode, and where a forward of the model works: under ZeRO-3 on all ranks, inside DeepSpeed's
-        forward. Raises StageError if none is right.
+        forward. Raises StageError if none is correct.
         """
         self.layouts = checked_layouts(self._transformer, self._outputs, device, compiled=compiled, selective=selective)
 
@@ -46,29 +46,29 @@ class PackedModel(nn.Module):
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether what several sequences of a batch begin with is computed once."""
+        """Whether shared prefixes of a batch's sequences are computed once."""
         return self.layouts == TREE
 
     @abstractmethod
     def _outputs(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """What layout_check.Outputs says."""
+        """Implements layout_check.Outputs."""
 
     @property
     def _transformer(self) -> Any:
         return base_model(self.model)
 
     def _hidden(self, batch: PackedBatch) -> OfTokens:
-        """The last hidden state of each token."""
+        """Return the last hidden state of each token."""
         return run_backbone(self._transformer, batch, self.layouts, limit=self._limit)[0]
 
     def _routed(self, batch: PackedBatch, counted: Tensor) -> tuple[OfTokens, Tensor]:
-        """The hidden states of a mixture of experts, and `routing_sums` (2, E) of the tokens in `counted`."""
+        """Return the hidden states of a mixture of experts, and `routing_sums` (2, E) of the tokens in `counted`."""
         hidden, router_logits = run_backbone(self._transformer, batch, self.layouts, routers=True, limit=self._limit)
         return hidden, routing_sums(router_logits, counted, experts_per_token(self._transformer))
 
 
 class CausalModel(PackedModel):
-    """A causal language model; subclasses say what of its next-token distributions their forward returns."""
+    """A causal language model; subclasses define the outputs of forward from its next-token distributions."""
 
     def __init__(self, model: nn.Module, *, chunk_elements: int = CHUNK_ELEMENTS) -> None:
         """model: a PreTrainedModel with a language-model head, or a PeftModel of one. chunk_elements: of the logits."""
@@ -87,8 +87,9 @@ class CausalModel(PackedModel):
     def _predicted(
         self, batch: PackedBatch, only: Tensor | None, *, with_routing: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Places (M,) int64 of the tokens to compute (see PolicyModel), the hidden states (M, d) that predict them, and
-        the routing."""
+        """Return the places (M,) int64 of the tokens to compute (see PolicyModel), the hidden states (M, d) that
+        predict them, and the routing.
+        """
         wanted = batch.position_ids != 0
         if only is not None:
             wanted = wanted & only
@@ -121,11 +122,11 @@ class PolicyModel(CausalModel):
         only: Tensor | None = None,
         with_routing: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """logprobs (N,) float32, entropy (N,) float32 or None, and `routing_sums` (2, E) of the experts or None.
+        """Return logprobs (N,) float32, entropy (N,) float32 or None, and `routing_sums` (2, E) of the experts or None.
 
         Index t is log p(token t | tokens < t) and the entropy of that distribution; 0 at the first token of each
-        sequence. only: (N,) bool, the tokens to compute (0 elsewhere): the head runs on these alone. The routing counts
-        all tokens of the sequences that train any, so that a `filler` adds nothing to it.
+        sequence. only: (N,) bool, the tokens to compute (0 elsewhere): the head runs only on these. The routing counts
+        all tokens of sequences with trained ones, so that a `filler` adds nothing to it.
         """
         places, hidden, routing = self._predicted(batch, only, with_routing=with_routing)
         logprobs, entropy = chunked_logprobs(
@@ -138,10 +139,10 @@ class PolicyModel(CausalModel):
 
 
 class Classifier(PackedModel):
-    """A sequence classifier with one label, that is read at every token."""
+    """A sequence classifier with one label, read at every token."""
 
     def _scores(self, hidden: Tensor) -> Tensor:
-        """(n,) float32 of (n, d)."""
+        """Return the scores (n,) float32 of hidden states (n, d)."""
         scores: Tensor = self._transformer.score(hidden)
         return scores.squeeze(-1).float()
 
@@ -150,7 +151,7 @@ class Classifier(PackedModel):
 
 
 class ScalarModel(Classifier):
-    """Reward model in use, and critic."""
+    """A reward model for inference, or a critic."""
 
     def __init__(self, model: nn.Module, *, offset: float = 0.0) -> None:
         """model: a PreTrainedModel with a `score` head of one output, or a PeftModel of one. offset: added to it."""
@@ -158,12 +159,16 @@ class ScalarModel(Classifier):
         self.offset = offset
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """(N,) float32: the score of the hidden state at each token, which has seen this token and those before."""
+        """Return the score of the hidden state at each token, (N,) float32, which depends on this token and those
+        before.
+        """
         return self._hidden(batch).of_each(self._scores) + self.offset
 
 
 def in_trained_example(batch: PackedBatch, *, sequences: int = 1) -> Tensor:
-    """(N,) bool: whether any token of the same example is trained. sequences: side by side in each example."""
+    """Return whether any token of the same example is trained, (N,) bool. sequences: per example, next to each
+    other.
+    """
     examples = batch.sequence_ids // sequences
     count = batch.num_sequences // sequences
     trained = torch.zeros(count, device=examples.device).index_add_(0, examples, batch.loss_mask.float())
@@ -171,5 +176,5 @@ def in_trained_example(batch: PackedBatch, *, sequences: int = 1) -> Tensor:
 
 
 def at_places(values: Tensor, places: Tensor, batch: PackedBatch) -> Tensor:
-    """(N,): `values` (M,) at `places` (M,), and 0 elsewhere."""
+    """Return (N,): `values` (M,) at `places` (M,), and 0 elsewhere."""
     return values.new_zeros(batch.num_tokens).index_put((places,), values)

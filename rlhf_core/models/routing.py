@@ -1,4 +1,4 @@
-"""Which experts a mixture-of-experts model sends its tokens to, and how its routers weighed them."""
+"""Routing of a mixture-of-experts model: the chosen experts and the routers' probabilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_core.models.adapters import base_model
 
 
 def experts_per_token(model: nn.Module) -> int:
-    """To how many experts each router of the model (a PreTrainedModel, or a PeftModel of one) sends a token.
+    """Return the number of experts per token of each router of the model (a PreTrainedModel, or a PeftModel of one).
 
     Raises StageError if the model has no routers that transformers would balance.
     """
@@ -28,7 +28,7 @@ def experts_per_token(model: nn.Module) -> int:
 
 
 def routing_sums(router_logits: Sequence[Tensor], counted: Tensor, top_k: int) -> Tensor:
-    """(2, E) float32: how many times each of E experts was chosen, and the sum of its probabilities, over all layers.
+    """Return how often each of E experts was chosen, and the sum of its probabilities, over all layers, (2, E) float32.
 
     router_logits: (N, E) of each layer; counted: (N,) bool, the tokens that count. Only the second row has a gradient.
     """

@@ -1,8 +1,8 @@
-"""Packed sequences as a tree: tokens that several of them begin with are there, and are computed, once.
+"""Packed sequences as a tree: shared prefixes are stored and computed once.
 
-The prompt of a group of completions, or of a pair, is the trunk, its completions are the branches; an agent that takes
-several ways from one turn makes a deeper tree. In a causal model what is computed at a token depends only on the tokens
-before it in its sequence, so it is the same in all sequences that begin alike.
+The prompt of a group of completions, or of a pair, is the trunk, its completions are the branches; an agent that
+branches from one turn makes a deeper tree. In a causal model a token's result depends only on the tokens before it in
+its sequence, so it is the same in all sequences with the same prefix.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SMALL = 1 << 16  # pairs of query and key, padding included
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens in a row that belong to the same sequences."""
+    """Consecutive tokens that belong to the same sequences."""
 
     start: int  # its first token's place in the tree
     length: int
@@ -34,7 +34,7 @@ class Segment:
 
 
 class AttentionGroup:
-    """Segments whose attention is one call: g of them, with at most q tokens, each of which sees at most k."""
+    """Segments whose attention is one call: g of them, with at most q tokens and k keys each."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         own = [torch.arange(segment.start, segment.start + segment.length) for segment in segments]
@@ -49,13 +49,14 @@ class AttentionGroup:
         self._biases: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
     def to(self, device: torch.device) -> Self:
-        """Of `queries` and `keys` only the shape counts from here on: TokenTree has those of all groups."""
+        """Move to `device`; `queries` and `keys` keep only their shape: TokenTree has those of all groups."""
         self.real, self._before = self.real.to(device), self._before.to(device)
         return self
 
     def bias(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """(g, 1, q, k): what is added to the attention scores, minus infinity where a query does not see a key. None:
-        it sees its own and those before it, at the same place in the row. window: of how many keys it sees the last.
+        """Return the addend of the attention scores, (g, 1, q, k), minus infinity where a query does not see a key.
+        None: it sees its own and those before it, at the same place in the row. window: the number of last keys that
+        it sees.
 
         All layers share it, since each keeps it for its backward pass.
         """
@@ -78,7 +79,7 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """n tokens in place of the N of a batch."""
+    """n tokens that replace the N of a batch."""
 
     kept: Tensor  # (n,) int64: which token of the batch each is, the first of those that are the same
     places: Tensor  # (N,) int64: where each token of the batch is in the tree
@@ -101,7 +102,7 @@ class TokenTree:
 
 
 def _grown(batch: PackedBatch) -> tuple[Tensor, Tensor, list[Segment]]:
-    """`kept`, `places` and the segments, on the CPU."""
+    """Return `kept`, `places` and the segments, on the CPU."""
     lengths = batch.sequence_lengths.tolist()
     starts = (batch.sequence_lengths.cumsum(0) - batch.sequence_lengths).tolist()
     ids = [part.tolist() for part in batch.input_ids.cpu().split(lengths)]
@@ -129,7 +130,7 @@ def _grown(batch: PackedBatch) -> tuple[Tensor, Tensor, list[Segment]]:
 
 
 def _branches(sequences: Sequence[int], alike: dict[int, int], depth: int) -> Iterator[list[int]]:
-    """Of neighbours that are alike up to `depth`, those together that go on alike."""
+    """Group neighbours that are alike up to `depth` by their continuation."""
     branch: list[int] = []
     for i in sequences:
         if branch and alike[i] < depth + LEAST_SHARED:
@@ -145,7 +146,7 @@ def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _grouped(segments: Sequence[Segment]) -> list[list[int]]:
-    """Segments of similar size; those that begin their sequences apart, which need no mask."""
+    """Group segments of similar size; those that begin their sequences separately, which need no mask."""
     groups: list[list[int]] = []
     area, longest, most, roots = 0, 0, 0, False
     for i in sorted(range(len(segments)), key=lambda i: _size(segments[i]), reverse=True):

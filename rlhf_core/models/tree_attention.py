@@ -1,8 +1,8 @@
 """Attention along the branches of a token tree, as an implementation of transformers' attention interface.
 
-Projections, norms and MLP see the tree's tokens in one row. Attention alone is by segments: each has its own keys and
-those of the tokens before it, and segments of similar size share a call. So there is no mask over a whole row:
-transformers makes none for an implementation that is registered for attention alone. The tree is an argument of every
+Projections, norms and MLP process the tree's tokens in one row. Only attention is by segments: each has its own keys
+and those of the tokens before it, and segments of similar size share a call. So there is no mask over a whole row:
+transformers makes none for an implementation that is registered for attention only. The tree is an argument of every
 call.
 """
 
@@ -36,9 +36,9 @@ def tree_attention(
     token_tree: TokenTree | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Of the n tokens of a tree. query: (1, H, n, d); key: (1, G, n, d), G divides H; value: (1, G, n, e).
+    """Attention of the n tokens of a tree. query: (1, H, n, d); key: (1, G, n, d), G divides H; value: (1, G, n, e).
 
-    Returns (1, n, H, e). Raises NotImplementedError for what it is asked beside that, instead of leaving it out.
+    Returns (1, n, H, e). Raises NotImplementedError for unsupported arguments, instead of ignoring them.
     """
     if token_tree is None or attention_mask is not None or query.shape[0] != 1:
         raise NotImplementedError("attention in a token tree is for one row of tokens with its tree, and no mask")
@@ -64,7 +64,7 @@ def tree_attention(
 
 
 def _gathered(values: Tensor, places: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """For each shape (g, t) of a group, (g, H, t, d) of (1, H, n, d).
+    """Gather (1, H, n, d) into (g, H, t, d) for each shape (g, t) of a group.
 
     For all groups at once: the gradient of a gather begins with zeros for all n tokens. squeeze and index_select, since
     the gradient of other ways to index takes longer.
@@ -75,7 +75,7 @@ def _gathered(values: Tensor, places: Tensor, shapes: Sequence[torch.Size]) -> l
 
 
 def use_tree_attention(model: Any) -> None:
-    """Of a PreTrainedModel, from here on. Its forward then takes a tree as ARGUMENT, and nothing else."""
+    """Set the attention of a PreTrainedModel. Its forward then takes a tree as ARGUMENT, and nothing else."""
     from transformers import AttentionInterface  # not at the top: drivers, which run no model, load without it
 
     AttentionInterface.register(IMPLEMENTATION, tree_attention)
@@ -83,7 +83,7 @@ def use_tree_attention(model: Any) -> None:
 
 
 def keep_from_compilation() -> None:
-    """In models whose layers are compiled: what it calls depends on the tree."""
+    """Exclude it from compilation in models with compiled layers: its calls depend on the tree."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(tree_attention))
@@ -91,7 +91,7 @@ def keep_from_compilation() -> None:
 
 @contextmanager
 def recorded_windows() -> Iterator[list[int | None]]:
-    """The sliding window of each call of `tree_attention` inside."""
+    """Record the sliding window of each call of `tree_attention` inside."""
     global _windows
     windows: list[int | None] = []
     _windows = windows

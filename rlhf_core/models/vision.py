@@ -1,4 +1,4 @@
-"""Images beside tokens: read by a model's own processor, and put in place of the tokens that stand for them."""
+"""Images beside tokens: read by a model's own processor, and put in place of their placeholder tokens."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _CACHED_BYTES = 2**28  # of the pixels that a processor keeps
 
 @dataclass(frozen=True, slots=True)
 class ReadImage:
-    """An image as a model reads it."""
+    """An image in a model's input form."""
 
     token_ids: tuple[int, ...]  # those that stand for it, the marks around it included
     pixels: Pixels  # its tiles, each of which fills so many of the tokens that are `image_token_id`
 
 
 class ImageProcessor:
-    """Of one model. Images are RGB; how they are resized and cut into tiles, the model's folder says."""
+    """The processor of one model. Images are RGB; the model's folder determines their resizing and tiles."""
 
     def __init__(self, folder: Path) -> None:
         """Raises StageError if the files in `folder` make no processor."""
@@ -53,7 +53,7 @@ class ImageProcessor:
         return ImageProcessor, (self._folder,)  # another process opens its own
 
     def read(self, path: str) -> ReadImage:
-        """path: of a file that the dataset stage has verified. What was read last is kept."""
+        """path: of a file that the dataset stage has verified. The most recent images are cached."""
         if path not in self._kept:
             self._kept[path] = self._read(path)
             self._kept_bytes += self._kept[path].pixels.values.nbytes
@@ -78,22 +78,22 @@ class ImageProcessor:
 
 @dataclass(frozen=True, slots=True)
 class RowImages:
-    """How a stage reads the images of the rows of one dataset. Picklable."""
+    """Reader of a dataset's images for a stage. Picklable."""
 
     processor: ImageProcessor | None  # of the model; None: it reads text alone
     folder: Path  # with a file for each image, called by its SHA-256
     most: int | None = None  # images of a sequence that engines take, `rollout.max_images`; None: no engine reads them
 
     def require_few(self, count: int) -> None:
-        """Raises ConversationError if these are more images of one sequence than engines take."""
+        """Raise ConversationError if a sequence has more images than engines accept."""
         if self.most is not None and count > self.most:
             raise ConversationError(f"it has {count} images, more than rollout.max_images={self.most}: raise it")
 
     def expanded(
         self, ids: Sequence[int], mask: Sequence[bool], digests: Sequence[str]
     ) -> tuple[list[int], list[bool], tuple[SequenceImage, ...]]:
-        """`ids` and `mask` with all the tokens of each image in the place of the one that the template wrote, and where
-        they are. digests: of the images, in their order.
+        """Return `ids` and `mask` with all the tokens of each image in place of its placeholder, and their positions.
+        digests: of the images, in order.
 
         Raises ConversationError if the template has not written each image once, or if there are too many.
         """
@@ -124,12 +124,12 @@ class RowImages:
 
 
 def open_processor(folder: Path) -> ImageProcessor | None:
-    """Of the model in `folder`; None: it reads text alone."""
+    """Return the processor of the model in `folder`; None if it reads text only."""
     return ImageProcessor(folder) if reads_images(read_config(folder)) else None
 
 
 def with_images(batch: B, images: Sequence[Sequence[SequenceImage]], processor: ImageProcessor | None) -> B:
-    """`batch` with the images of each of its sequences. processor: of the model; not needed where there is no image."""
+    """Return `batch` with the images of each of its sequences. processor: of the model; not needed without images."""
     if not any(images):
         return batch
     assert processor is not None  # the rows of a model that reads text alone have no images
@@ -157,11 +157,11 @@ def _joined(tiles: Sequence[Pixels]) -> Pixels:
 
 
 def embedded(model: Any, ids: Tensor, batch: PackedBatch, places: Tensor | None) -> Tensor:
-    """The embeddings (rows, columns, d) of `ids`, with what the vision encoder makes of the images in their places.
+    """Return the embeddings (rows, columns, d) of `ids`, with the vision encoder's features at the images' places.
 
-    model: a PreTrainedModel. ids: (rows, columns) int64, the tokens of `batch` as they are laid out; places: (N,)
-    int64, where in `ids`, flattened, each token of the batch is; None: all in order. A token that was sampled is text,
-    whatever token it is.
+    model: a PreTrainedModel. ids: (rows, columns) int64, the tokens of `batch` in their layout; places: (N,) int64, the
+    place of each token of the batch in the flattened `ids`; None: all in order. A sampled token is text, whatever its
+    id.
     """
     found: Tensor = model.get_input_embeddings()(ids)
     parts, pixels = batch.image_parts, batch.pixels
@@ -174,8 +174,9 @@ def embedded(model: Any, ids: Tensor, batch: PackedBatch, places: Tensor | None)
 
 
 def runs_encoder_always(model: Any) -> bool:
-    """Whether a batch without images needs the vision encoder, for a gradient of zero: where ranks add up their
-    gradients, each must have one of the same weights."""
+    """Whether a batch without images needs the vision encoder, for a gradient of zero: where ranks sum their gradients,
+    each must have one of the same weights.
+    """
     if not (torch.is_grad_enabled() and dist.is_initialized() and dist.get_world_size() > 1):
         return False
     if model.config.model_type not in VISION_MODELS:
@@ -184,7 +185,7 @@ def runs_encoder_always(model: Any) -> bool:
 
 
 def _blank(model: Any) -> Pixels:
-    """One tile, which is not padding."""
+    """Return one tile that is not padding."""
     config = model.config
     side = config.vision_config.image_size
     tokens = (side // config.vision_config.patch_size // config.scale_factor) ** 2
@@ -192,7 +193,7 @@ def _blank(model: Any) -> Pixels:
 
 
 def image_features(model: Any, pixels: Pixels) -> Tensor:
-    """(I · tokens_per_tile, d): what the model reads in place of tokens, tile after tile."""
+    """Return the features that replace image tokens, (I · tokens_per_tile, d), tile after tile."""
     output = model.get_image_features(
         pixel_values=pixels.values.unsqueeze(0), pixel_attention_mask=pixels.mask.unsqueeze(0), return_dict=True
     )

@@ -1,6 +1,6 @@
-"""A model's weights against its config: every tensor there, none too many, each of its shape.
+"""Checks of a model's weights against its config: every tensor present, no others, each of its shape.
 
-By itself transformers fills what is missing or misshapen with random numbers, and says so in a warning.
+By itself transformers initialises missing or misshapen ones at random, with a warning.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _MOST_NAMED = 3  # tensors in a message
 
 
 def load_weights(folder: Path, head: Head, *, new_head: bool = False, **options: Any) -> transformers.PreTrainedModel:
-    """The model in `folder`, all of its weights from there. options: of transformers' `from_pretrained`.
+    """Load the model in `folder`, with all of its weights from there. options: of transformers' `from_pretrained`.
 
     new_head: the folder is a causal model's, and the head of the scalar one is still to be initialised.
-    Raises StageError for weights that are missing, unexpected or misshapen: except what transformers leaves out on
-    purpose (`_keys_to_ignore_on_load_…`, buffers of old checkpoints, a head that is the embedding).
+    Raises StageError for weights that are missing, unexpected or misshapen: except those that transformers leaves out
+    on purpose (`_keys_to_ignore_on_load_…`, buffers of old checkpoints, a head that is the embedding).
     """
     if new_head:
         require_fit(folder, "causal")  # the output head, which the scalar model leaves out, belongs to that
@@ -51,10 +51,10 @@ def load_weights(folder: Path, head: Head, *, new_head: bool = False, **options:
 
 
 def require_fit(folder: Path, head: Head) -> transformers.PreTrainedModel:
-    """The model in `folder`, its tensors on the meta device.
+    """Return the model in `folder`, its tensors on the meta device.
 
     Raises StageError for settings with which it cannot be built or run, and unless `load_weights` would find every
-    tensor of it. Reads no weights but those of tensors that are both stored although the class makes them one.
+    tensor of it. Reads no weights but those of tensors that are both stored although the class ties them.
     """
     with _named(folder):
         stored = stored_tensors(folder)
@@ -71,13 +71,13 @@ def require_fit(folder: Path, head: Head) -> transformers.PreTrainedModel:
 
 
 def stored_twice(model: transformers.PreTrainedModel, stored: Mapping[str, StoredTensor]) -> dict[str, str]:
-    """The tensors that the model's class makes one, although both are stored: the one left out -> the one used."""
+    """Return the tied tensors that are both stored: the one left out -> the one used."""
     return {target: source for target, source in _tied(model).items() if target in stored and source in stored}
 
 
 @contextmanager
 def _named(folder: Path) -> Iterator[None]:
-    """Puts the folder in front of a StageError's message."""
+    """Prefix a StageError's message with the folder."""
     try:
         yield
     except StageError as error:
@@ -115,7 +115,7 @@ def _from_pretrained(
 
 
 def _auto_class(config: Any, head: Head) -> Any:
-    """Raises StageError if transformers has no model of this kind for the config."""
+    """Return transformers' auto class. Raises StageError if it has no model of this kind for the config."""
     auto: Any = transformers.AutoModelForCausalLM
     if head == "scalar":
         auto = transformers.AutoModelForSequenceClassification
@@ -131,7 +131,7 @@ def _auto_class(config: Any, head: Head) -> Any:
 
 @contextmanager
 def _no_report() -> Iterator[None]:
-    """transformers writes a table of what it could not load; ours is the error, or it is as intended."""
+    """Suppress transformers' table of weights that were not loaded: ours is an error, or they are intended."""
     logging = transformers.logging
     before = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -142,9 +142,9 @@ def _no_report() -> Iterator[None]:
 
 
 def require_all_loaded(source: object, model: object, info: Mapping[str, Any]) -> None:
-    """Raise StageError unless `info`, as `from_pretrained` returns it, says that the weights were those of the model.
+    """Raise StageError unless `info`, as returned by `from_pretrained`, reports that all weights were loaded.
 
-    source: where they come from, as the message names it.
+    source: their origin, for the message.
     """
     problem = _misfit(info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
     if problem is not None:
@@ -155,14 +155,16 @@ def require_all_loaded(source: object, model: object, info: Mapping[str, Any]) -
 
 
 def _tied(model: Any) -> dict[str, str]:
-    """Names of the weights that the config makes one: the one left out -> the one stored."""
+    """Return the names of tied weights: the one left out -> the one stored."""
     return dict(model.get_expanded_tied_weights_keys(all_submodels=True))
 
 
 def _misfit(
     missing: Collection[str], unexpected: Collection[str], mismatched: Iterable[tuple[str, Shape, Shape]]
 ) -> str | None:
-    """What is wrong with weights, in one sentence; None: nothing. mismatched: name, stored shape, expected shape."""
+    """Describe the problem of weights in one sentence; None if there is none. mismatched: name, stored shape, expected
+    shape.
+    """
     parts = []
     if missing:
         parts.append(f"missing are {_some(missing)}")

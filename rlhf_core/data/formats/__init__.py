@@ -11,8 +11,8 @@
     a completion   str, or [messages] where they part before their last turn
     a message      {role, content: str, tool_calls?, reasoning_content?, name?, tool_call_id?, images?: [SHA-256]}
 
-`id` is a prefix of the SHA-256 of the row's content. A source may write a prompt as plain text, messages as `{from,
-value}`, and chosen and rejected as text, as one message, or as whole conversations that share a prompt.
+`id` is a prefix of the SHA-256 of the row's content. A source may write a prompt as plain text, messages as
+`{from, value}`, and chosen and rejected as text, as one message, or as whole conversations that share a prompt.
 In conversations and prompts, messages other than the assistant's may have images (chat/image_messages.py).
 Tools and tool calls are read by rlhf_core/chat/tool_schemas.py. A format is one file here and a line in
 config/data/format_table.py.

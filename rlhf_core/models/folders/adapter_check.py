@@ -1,4 +1,4 @@
-"""Can an adapter be merged, as far as its adapter_config.json says? Loads no torch."""
+"""Checks whether an adapter can be merged, by its adapter_config.json. Loads no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TASKS = ("CAUSAL_LM", "SEQ_CLS", None)
 
 
 def adapter_problems(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    """One sentence for each reason why the adapter in `folder` cannot be merged. config: its adapter_config.json."""
+    """Yield the reasons why the adapter in `folder` cannot be merged. config: its adapter_config.json."""
     if not (folder / ADAPTER_WEIGHTS).is_file():
         yield f"there is no {ADAPTER_WEIGHTS} in this folder: save the adapter with peft's save_pretrained"
     if (kind := config.get("peft_type")) != "LORA":
@@ -40,6 +40,6 @@ def adapter_problems(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def base_folder(config: Mapping[str, Any]) -> Path | None:
-    """The folder of the model that the adapter was trained on, if its adapter_config.json names one that is here."""
+    """Return the folder of the adapter's base model, if its adapter_config.json names an existing one."""
     named = config.get("base_model_name_or_path")
     return Path(named) if isinstance(named, str) and named and Path(named).is_dir() else None

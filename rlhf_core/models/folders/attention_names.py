@@ -1,4 +1,4 @@
-"""Attention implementations that transformers has for an architecture. Imports no torch."""
+"""Attention implementations of an architecture in transformers. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _FLAGS = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}
 
 
 def attentions_of(model_class: type) -> list[str]:
-    """The values of engine.attention that transformers' class supports."""
+    """Return the values of engine.attention that transformers' class supports."""
     return ["eager", *(name for name, flag in _FLAGS.items() if getattr(model_class, flag))]
 
 
 def attention_problem(model_class: str, attentions: Collection[str], attention: str) -> str | None:
-    """Why a model of this class cannot be trained with engine.attention `attention`; None: it can.
+    """Return the reason why a model of this class cannot be trained with engine.attention `attention`; None if it can.
 
-    attentions: as `attentions_of` lists them.
+    attentions: as listed by `attentions_of`.
     """
     if attention in attentions:
         return None

@@ -1,6 +1,7 @@
-"""Is a model folder whole? As far as its JSON files and the headers of its weights say: loads no torch.
+"""Checks whether a model folder is complete, by its JSON files and the headers of its weights: loads no torch.
 
-What only the model's class knows, such as the shape of every tensor, `require_fit` in models/weights.py compares.
+Properties known only to the model's class, such as the shape of every tensor, are checked by `require_fit` in
+models/weights.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # as archi
 
 
 def folder_problems(folder: Path, *, reward_model: bool = False) -> Iterator[str]:
-    """One sentence each: the file, what is wrong with it, what to do. reward_model: with a `score` head."""
+    """Yield one sentence each: the file, the problem, the remedy. reward_model: with a `score` head."""
     try:
         if not folder.is_dir():
             kind = "this is a file; give the folder that it is in" if folder.is_file() else "there is no such folder"
@@ -63,13 +64,14 @@ def folder_problems(folder: Path, *, reward_model: bool = False) -> Iterator[str
 
 
 def vocabulary_size(config: Mapping[str, Any]) -> int | None:
-    """Rows of the embedding; None if config.json leaves it to the model's class."""
+    """Return the rows of the embedding; None if config.json leaves it to the model's class."""
     size = text_config(config).get("vocab_size")
     return size if isinstance(size, int) else None
 
 
 def untied_problem(folder: Path, tied: Mapping[str, str]) -> str | None:
-    """Why the weights are not those of config.json, which makes tensors one that are both stored; None: they are equal.
+    """Return the reason why the weights contradict config.json, which ties tensors that are both stored; None if they
+    are equal.
 
     tied: name of the tensor that is left out -> name of the one that is used.
     """
@@ -86,7 +88,7 @@ def not_one(target: str, source: str) -> str:
 
 
 def _tensor_problems(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
-    """Weights that no model is trained in, and a number of layers that would take all memory to build."""
+    """Yield weights of an untrainable dtype, and a number of layers that would take all memory to build."""
     for name, tensor in tensors.items():
         if name.endswith(".weight") and tensor.dtype not in FLOATS:
             where = f"{name} in {tensor.file}"

@@ -1,4 +1,4 @@
-"""What transformers makes of a model's config.json, with the defaults of its class. Imports no torch."""
+"""A model's config.json as read by transformers, with the defaults of its class. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _EXPERTS, _CHOSEN = ("num_local_experts", "num_experts", "n_routed_experts"), "n
 
 
 def class_config(folder: Path, **changes: object) -> Any:
-    """The folder's PreTrainedConfig, of a class of transformers' own. changes: settings in place of config.json's.
+    """Return the folder's PreTrainedConfig, of one of transformers' own classes. changes: settings that replace
+    config.json's.
 
-    Raises StageError where transformers has no config for it.
+    Raises StageError if transformers has no config for it.
     """
     from transformers import AutoConfig
 
@@ -33,15 +34,16 @@ def class_config(folder: Path, **changes: object) -> Any:
 
 
 def settings_of(config: Any) -> dict[str, Any]:
-    """The settings of the language model, as `class_config` returns it. One that has a name of its own in this class
-    is also under the usual one."""
+    """Return the settings of the language model from `class_config`. One with another name in this class is also under
+    the usual one.
+    """
     text = config.get_text_config(decoder=True)
     settings = {**config.to_dict(), **text.to_dict(), "model_type": config.model_type}
     return {usual: settings[own] for usual, own in text.attribute_map.items() if own in settings} | settings
 
 
 def require_generation_config(folder: Path) -> None:
-    """Raise StageError for one with which transformers would load no model."""
+    """Raise StageError for one with which transformers fails to load the model."""
     from transformers import GenerationConfig
 
     with _refused(GENERATION_CONFIG):
@@ -49,7 +51,7 @@ def require_generation_config(folder: Path) -> None:
 
 
 def settings_problems(settings: Mapping[str, Any]) -> Iterator[str]:
-    """One sentence for each setting with which a model can be built but not run. settings: as of `settings_of`."""
+    """Yield a problem for each setting with which a model can be built but not run. settings: of `settings_of`."""
     yield from _position_problems(settings)
     experts = next((count for name in _EXPERTS if isinstance(count := settings.get(name), int) and count > 0), None)
     chosen = settings.get(_CHOSEN)

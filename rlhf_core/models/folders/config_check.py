@@ -1,6 +1,6 @@
-"""Is a model's config.json one that can be trained, as far as it says by itself? Loads no torch.
+"""Checks whether a model's config.json is trainable, from the file alone. Loads no torch.
 
-What the class of its model_type makes of it, `require_fit` in models/weights.py checks.
+Its interpretation by the class of its model_type is checked by `require_fit` in models/weights.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OF_THE_CLASS = ("sub_configs", "attribute_map")
 
 
 def config_problems(config: Mapping[str, Any], *, reward_model: bool) -> Iterator[str]:
-    """One sentence each, as of models/folders/check.py."""
+    """Yield one sentence each, as in models/folders/check.py."""
     kind = config.get("model_type")
     if kind is None:
         yield "config.json does not name a model_type"
@@ -68,7 +68,7 @@ def config_problems(config: Mapping[str, Any], *, reward_model: bool) -> Iterato
 
 
 def _head_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Of a reward model: what makes it a sequence classifier with one label."""
+    """Yield the reasons why a reward model is no sequence classifier with one label."""
     names = config.get("architectures") or []
     if not any(name.endswith(_HEAD) for name in names):
         found = f"names {names[0]}" if names else "is missing"
@@ -84,7 +84,7 @@ def _head_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _how_problems(config: Mapping[str, Any], place: str) -> Iterator[str]:
-    """What is no setting of a model, and would be taken from its config.json all the same."""
+    """Yield settings of loading, not of a model, which would still be read from its config.json."""
     if config.get("return_dict", True) is not True:
         given = json.dumps(config["return_dict"])
         yield f"config.json: `{place}return_dict` is {given}, and training reads the outputs by name: remove it"
@@ -108,7 +108,9 @@ def _how_problems(config: Mapping[str, Any], place: str) -> Iterator[str]:
 
 
 def _nan(config: Mapping[str, Any], place: str = "") -> str | None:
-    """Where a setting is no number. Infinity may be meant: the time steps of state-space models have it as a limit."""
+    """Return the path of a setting that is NaN. Infinity may be valid: it is a limit of the time steps of state-space
+    models.
+    """
     for name, value in config.items():
         if isinstance(value, Mapping) and (found := _nan(value, f"{place}{name}.")) is not None:
             return found
@@ -159,9 +161,9 @@ def _token_problems(file: str, config: Mapping[str, Any], vocabulary: int | None
 
 
 def generation_problems(config: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]:
-    """One sentence for each of a generation_config.json's settings with which nothing could be sampled.
+    """Yield a problem for each of a generation_config.json's settings that prevents sampling.
 
-    vocabulary: rows of the model's embedding, where they are known.
+    vocabulary: rows of the model's embedding, if known.
     """
     pad = config.get("pad_token_id")
     padded = not isinstance(pad, int) or pad >= 0  # a negative one is how some say that there is none
@@ -174,7 +176,7 @@ def generation_problems(config: Mapping[str, Any], vocabulary: int | None) -> It
 
 
 def _position_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Rotary positions whose numbers give no angles: transformers computes NaN with them, or fails."""
+    """Yield rotary positions without valid angles: transformers computes NaN with them, or fails."""
     nested = [name for name in ("rope_parameters", "rope_scaling") if isinstance(config.get(name), Mapping)]
     places = [("", config), *((f"{name}.", config[name]) for name in nested)]
     for name in nested:  # some architectures have one for each kind of layer
@@ -188,7 +190,7 @@ def _position_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_share(name: str) -> bool:
-    """Whether a setting of this name is from 0 to 1: a norm's epsilon, a probability to drop."""
+    """Whether a setting of this name is from 0 to 1: a norm's epsilon, a dropout probability."""
     return name.endswith(("_eps", "_epsilon", "dropout", "pdrop", "dropout_prob", "dropout_rate"))
 
 

@@ -1,4 +1,4 @@
-"""What is in a model folder, beside its weights. Loads no torch."""
+"""Files of a model folder other than its weights. Loads no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOKENIZER_FILES = (
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Its config.json. Raises StageError if there is none, or no JSON object in it."""
+    """Return its config.json. Raises StageError if there is none, or no JSON object in it."""
     try:
         return read_object(folder / "config.json")
     except StageError as error:
@@ -34,13 +34,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the language model, also where those of a vision model stand beside them."""
+    """Return the settings of the language model, also if there is a vision model beside it."""
     nested = config.get("text_config")
     return {**config, **nested} if isinstance(nested, dict) else dict(config)
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json names a class that ends in scores: a reward model's."""
+    """Whether config.json names a class with a score head: a reward model's."""
     names = config.get("architectures")
     return isinstance(names, list) and any(
         isinstance(name, str) and name.endswith("ForSequenceClassification") for name in names
@@ -48,7 +48,9 @@ def is_classifier(config: Mapping[str, Any]) -> bool:
 
 
 def num_labels(config: Mapping[str, Any]) -> object:
-    """Of a classifier's config.json, as transformers counts them: usually a whole number."""
+    """Return the number of labels of a classifier's config.json, as transformers counts them: usually a whole
+    number.
+    """
     names = config.get("id2label")
     return len(names) if isinstance(names, Mapping) else config.get("num_labels") or 2
 
@@ -60,7 +62,7 @@ def update_json(path: Path, **values: object) -> None:
 
 
 def stored_dtype(folder: Path) -> Dtype:
-    """The precision that the weights were saved in. Raises StageError if that is none of ours."""
+    """Return the dtype of the stored weights. Raises StageError for an unsupported one."""
     config = read_config(folder)
     dtype = config.get("dtype") or config.get("torch_dtype")
     if dtype not in ("float32", "bfloat16"):
@@ -69,16 +71,16 @@ def stored_dtype(folder: Path) -> Dtype:
 
 
 def context_length(folder: Path) -> int | None:
-    """The longest sequence that the model was made for, in tokens; None where its config does not say."""
+    """Return the model's maximum sequence length, in tokens; None if its config does not contain it."""
     length: int | None = text_config(read_config(folder)).get("max_position_embeddings")
     return length
 
 
 def longrope_limit(config: Mapping[str, Any]) -> int | None:
-    """Of a config.json: the length in tokens beyond which `longrope` positions have other factors, arXiv:2402.13753;
-    None for other positions.
+    """Return the length in tokens of a config.json beyond which `longrope` positions have other factors,
+    arXiv:2402.13753; None for other positions.
 
-    transformers chooses the factors by the longest sequence of a forward, vLLM once, by the longest it is to serve.
+    transformers chooses the factors by the longest sequence of a forward, vLLM once, by its maximum length.
     """
     text = text_config(config)
     settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
@@ -90,7 +92,8 @@ def longrope_limit(config: Mapping[str, Any]) -> int | None:
 
 
 def sampled_otherwise(config: Mapping[str, Any], tokens: int) -> str | None:
-    """Why engines that serve sequences of `tokens` tokens compute other log-probs than the trainer; None: they do not.
+    """Return the reason why engines that serve sequences of `tokens` tokens compute other log-probs than the trainer;
+    None if they do not.
 
     config: the model's config.json.
     """

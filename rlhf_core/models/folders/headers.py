@@ -1,4 +1,4 @@
-"""The tensors of a model folder, by the headers of its safetensors files: no weights are read. Loads no torch."""
+"""The tensors of a model folder, from the headers of its safetensors files, without reading weights. Loads no torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StoredTensor:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in the file. Raises StageError, which begins with the file's name, for anything else."""
+    """Return the JSON object in the file. Raises StageError, which begins with the file's name, for anything else."""
     text = read_text(path)
     try:
         content = json.loads(text, object_pairs_hook=_object)
@@ -52,7 +52,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a model folder's file. Raises StageError, which begins with the file's name, if it is none."""
+    """Return the text of a model folder's file. Raises StageError, which begins with the file's name, if it is none."""
     try:
         if not path.is_file():
             raise StageError(f"there is no {path.name} in this folder")
@@ -73,9 +73,9 @@ def read_text(path: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of the files that hold the weights: those of the index, or the one file.
+    """Return the names of the files with the weights: those of the index, or the one file.
 
-    Raises StageError if there are none, one is missing, or the index is none.
+    Raises StageError if there are none, one is missing, or the index is invalid.
     """
     single, indexed = (folder / WEIGHTS).is_file(), (folder / WEIGHTS_INDEX).is_file()
     if not indexed:
@@ -99,7 +99,9 @@ def weight_files(folder: Path) -> list[str]:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the weights. Raises StageError, in one sentence, if a file is damaged or the index is wrong."""
+    """Return every tensor of the weights. Raises StageError, in one sentence, if a file is damaged or the index is
+    wrong.
+    """
     tensors: dict[str, StoredTensor] = {}
     files = weight_files(folder)
     for file in files:
@@ -121,7 +123,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def same_content(folder: Path, tensors: Mapping[str, StoredTensor], first: str, second: str) -> bool:
-    """Whether two of the folder's tensors are equal to the bit."""
+    """Whether two of the folder's tensors are bitwise equal."""
     one, other = tensors[first], tensors[second]
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
@@ -129,7 +131,7 @@ def same_content(folder: Path, tensors: Mapping[str, StoredTensor], first: str, 
 
 
 def _content(folder: Path, tensor: StoredTensor, name: str) -> Iterator[bytes]:
-    """A tensor's bytes, in parts: numpy has no bfloat16."""
+    """Yield a tensor's bytes in chunks: numpy has no bfloat16."""
     with (folder / tensor.file).open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
         start, end = json.loads(file.read(header))[name]["data_offsets"]

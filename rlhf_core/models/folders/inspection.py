@@ -24,7 +24,7 @@ _GIB = 8  # more than any model takes without weights; without a limit a wrong s
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Of a folder whose weights are those of its config.json."""
+    """Facts about a folder whose weights match its config.json."""
 
     model_class: str
     settings: Mapping[str, Any]  # as class_config.settings_of gives them
@@ -33,7 +33,7 @@ class Inspection:
 
 
 def inspect(folder: Path, head: Head) -> Inspection:
-    """Raises StageError as `require_fit`."""
+    """Inspect the folder. Raises StageError as `require_fit`."""
     from rlhf_core.models.weights import require_fit, stored_twice  # imports torch
 
     model = require_fit(folder, head)

@@ -1,6 +1,6 @@
-"""Whether models can be merged, as far as their config.json says. Loads no torch.
+"""Checks whether models can be merged, by their config.json. Loads no torch.
 
-Asked before a run, of every model at hand, and by the job.
+Used before a run, for every available model, and by the job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _OF_NO_WEIGHT_ENDINGS = ("dropout", "_token_id")
 
 
 def mix_problem(config: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """Why the weights of two models mean different things, though their shapes may be equal; None where it is not said.
+    """Return the reason why the weights of two models differ in meaning, though their shapes may be equal; None if the
+    configs agree.
 
     A setting that only one of the two has may be the other's default.
     """

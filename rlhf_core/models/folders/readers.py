@@ -1,6 +1,6 @@
-"""Whether a model can read the tokens of the model that a stage trains, as far as its files say. Loads no torch.
+"""Checks whether a model can read the tokens of the model that a stage trains, by its files. Loads no torch.
 
-Asked before a run, of every model at hand, and by the job.
+Used before a run, for every available model, and by the job.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ STORED_SEPARATOR = "step_separator"  # in the config.json of a process reward mo
 
 
 def stored_scale(config: Mapping[str, Any]) -> Scale | None:
-    """What the reward model's config.json says of its rewards; None where it says nothing that can be used."""
+    """Return the scale of rewards in the reward model's config.json; None if there is no usable one."""
     mean, std = config.get("reward_mean"), config.get("reward_std")
     return Scale(float(mean), float(std)) if _is_finite(mean) and _is_finite(std) and std > 0 else None
 
 
 def scale_problem(config: Mapping[str, Any], settings: ModelReward) -> str | None:
-    """Why the rewards of the model with this config.json cannot be normalised as asked; None where they can."""
+    """Return the reason why the rewards of the model with this config.json cannot be normalised as set; None if they
+    can.
+    """
     if not settings.normalize or stored_scale(config) is not None:
         return None
     return (
@@ -43,7 +45,7 @@ def scale_problem(config: Mapping[str, Any], settings: ModelReward) -> str | Non
 
 
 def separator_problem(trained: str | None, settings: ModelReward) -> str | None:
-    """Why the reward is not given where the model was trained; None where it is.
+    """Return the reason why the reward is placed at other tokens than in training; None if it is not.
 
     trained: the separator that a process reward model was trained with; None: none, or unknown.
     """
@@ -61,7 +63,7 @@ def same_tokens(folder: Path, other: Path) -> bool:
 
 
 def judge_problem(config: Mapping[str, Any], settings: ModelReward, *, reads_tokens: bool, tokens: int) -> str | None:
-    """Why the reward model with this config.json cannot give a reward; None where it can.
+    """Return the reason why the reward model with this config.json cannot give a reward; None if it can.
 
     reads_tokens: it has the policy's tokenizer and chat template, and so reads its tokens; tokens: of a sequence.
     """
@@ -76,9 +78,10 @@ def judge_problem(config: Mapping[str, Any], settings: ModelReward, *, reads_tok
 
 
 def reader_problem(config: Mapping[str, Any], setting: str, tokens: int, *, reads_tokens: bool) -> str | None:
-    """Why a reference or critic with this config.json cannot read the policy's tokens; None where it can.
+    """Return the reason why a reference or critic with this config.json cannot read the policy's tokens; None if it
+    can.
 
-    setting, tokens: what bounds a sequence; reads_tokens: it has the policy's tokenizer.
+    setting, tokens: the limit of a sequence; reads_tokens: it has the policy's tokenizer.
     """
     if not reads_tokens:
         return "its tokenizer differs from the policy's"
@@ -88,9 +91,10 @@ def reader_problem(config: Mapping[str, Any], setting: str, tokens: int, *, read
 def teacher_problem(
     config: Mapping[str, Any], student: Mapping[str, Any], *, max_length: int, reads_tokens: bool
 ) -> str | None:
-    """Why the student with the config.json `student` cannot learn from the teacher with this one; None where it can.
+    """Return the reason why the student with the config.json `student` cannot learn from the teacher with this one;
+    None if it can.
 
-    reads_tokens: they have one tokenizer.
+    reads_tokens: they have the same tokenizer.
     """
     if not reads_tokens:
         return "its tokenizer differs from the student's"
@@ -98,7 +102,9 @@ def teacher_problem(
 
 
 def vocabulary_problem(config: Mapping[str, Any], student: Mapping[str, Any]) -> str | None:
-    """Why the distributions of a teacher and a student cannot be compared; None where they can, or it is not said."""
+    """Return the reason why the distributions of a teacher and a student cannot be compared; None if they can, or if
+    unknown.
+    """
     theirs, ours = vocabulary_size(config), vocabulary_size(student)
     if theirs is None or ours is None or theirs == ours:
         return None
@@ -106,7 +112,7 @@ def vocabulary_problem(config: Mapping[str, Any], student: Mapping[str, Any]) ->
 
 
 def _context_problem(config: Mapping[str, Any], setting: str, tokens: int) -> str | None:
-    """Why a model cannot read sequences of `tokens` tokens; None where it can, or does not say."""
+    """Return the reason why a model cannot read sequences of `tokens` tokens; None if it can, or has no known limit."""
     context = config.get("max_position_embeddings")
     if not isinstance(context, int) or context >= tokens:
         return None

@@ -1,4 +1,4 @@
-"""Which models transformers has classes for; others bring Python code, which is never run. Imports no torch."""
+"""Models with a class in transformers; others contain Python code, which is never run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VISION_ENCODER, VISION_CONNECTOR = "model.vision_model", "model.connector"  # th
 
 
 def known_model_types() -> Collection[str]:
-    """Every model_type that transformers has a config for."""
+    """Return every model_type that transformers has a config for."""
     from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
 
     names: Mapping[str, str] = CONFIG_MAPPING_NAMES
@@ -25,5 +25,5 @@ def known_model_types() -> Collection[str]:
 
 
 def reads_images(config: Mapping[str, Any]) -> bool:
-    """Whether the model of this config.json reads images, too."""
+    """Whether the model of this config.json also reads images."""
     return config.get("model_type") in VISION_MODELS

@@ -15,7 +15,7 @@ _LINEAR = (
 
 
 def architecture(source: ScratchModel) -> dict[str, Any]:
-    """What its config.json says of its shape, but for the rows of the embedding."""
+    """Return the shape in its config.json, without the rows of the embedding."""
     return {
         "hidden_size": source.hidden_size,
         "intermediate_size": source.intermediate_size,
@@ -28,6 +28,6 @@ def architecture(source: ScratchModel) -> dict[str, Any]:
 
 
 def linear_layers(source: ScratchModel) -> list[str]:
-    """Their paths in the model; of one with a vision encoder, those of its text model."""
+    """Return the paths of its linear layers; with a vision encoder, those of its text model."""
     part = "model" if source.vision is None else "model.text_model"
     return [*(f"{part}.layers.{index}.{name}" for index in range(source.layers) for name in _LINEAR), LANGUAGE_HEAD]

@@ -1,6 +1,6 @@
-"""Whether an engine can serve a model, as far as the model's config.json says. Loads no torch.
+"""Checks whether an engine can serve a model, by the model's config.json. Loads no torch.
 
-Asked before a run, of every model at hand, and by the engine itself.
+Used before a run, for every available model, and by the engine itself.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _OTHER_CACHES = ("sliding_window", "layers_block_type", "kv_lora_rank", "num_kv_
 
 
 def problems_on_cpu(config: Mapping[str, Any], rollout: RolloutEngineConfig, dtype: Dtype | None) -> Iterator[str]:
-    """One sentence for each reason why an engine on CPU cannot serve the model of this config.json.
+    """Yield the reasons why an engine on CPU cannot serve the model of this config.json.
 
-    dtype: of the engine; None: unknown, and then taken to be the smaller one.
+    dtype: of the engine; None: unknown, and assumed to be the smaller one.
     """
     size = _head_size(config)
     if size is not None and size not in CPU_HEAD_SIZES:
@@ -43,14 +43,16 @@ def problems_on_cpu(config: Mapping[str, Any], rollout: RolloutEngineConfig, dty
 
 
 def cpu_cache_bytes(config: Mapping[str, Any], rollout: RolloutEngineConfig, dtype: Dtype) -> int:
-    """Of an engine's key-value cache on CPU: no more than its sequences can fill. It is written whole at the start."""
+    """Return the size of an engine's key-value cache on CPU: no more than its sequences can fill. It is allocated and
+    written at the start.
+    """
     largest = int(rollout.cpu_cache_gib * _GIB)
     filled = _cache_bytes(config, rollout.max_length, dtype, rollout.max_sequences)
     return largest if filled is None else min(filled, largest)
 
 
 def caches_all_tokens(config: Mapping[str, Any]) -> bool:
-    """Whether an engine keeps the keys and values of all tokens in every layer, as far as the model's config says."""
+    """Whether an engine keeps the keys and values of all tokens in every layer, by the model's config."""
     text = text_config(config)
     kinds = text.get("layer_types") or []
     whole = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
@@ -58,9 +60,9 @@ def caches_all_tokens(config: Mapping[str, Any]) -> bool:
 
 
 def split_problems(settings: Mapping[str, Any], rollout: RolloutEngineConfig) -> Iterator[str]:
-    """One sentence for each way in which the GPUs of one engine cannot share the model.
+    """Yield the reasons why the GPUs of one engine cannot share the model.
 
-    settings: its config.json, or what its class makes of that; what is left out is not checked.
+    settings: its config.json, or its class's settings; missing ones are not checked.
     """
     text, ranks, stages = text_config(settings), rollout.tensor_parallel_size, rollout.pipeline_parallel_size
     uneven = next((said for said in _split_parts(text, ranks)), None)
@@ -79,7 +81,7 @@ def split_problems(settings: Mapping[str, Any], rollout: RolloutEngineConfig) ->
 
 
 def _split_parts(text: Mapping[str, Any], ranks: int) -> Iterator[str]:
-    """The parts of the model that `ranks` GPUs cannot share equally, as vLLM divides them."""
+    """Yield the parts of the model that `ranks` GPUs cannot share equally, as divided by vLLM."""
     heads, shared, width = (text.get(n) for n in ("num_attention_heads", "num_key_value_heads", "intermediate_size"))
     if isinstance(heads, int) and heads % ranks:
         yield f"{heads} attention heads"
@@ -101,9 +103,10 @@ def _head_size(config: Mapping[str, Any]) -> int | None:
 
 
 def _cache_bytes(config: Mapping[str, Any], max_length: int, dtype: Dtype, sequences: int = 1) -> int | None:
-    """The least cache on CPU with which vLLM has room for so many sequences; with less than for one it does not start.
+    """Return the minimum cache on CPU with which vLLM has room for so many sequences; with less than for one it does
+    not start.
 
-    None where the model's config says too little to know.
+    None if the model's config is incomplete.
     """
     if not caches_all_tokens(config):
         return None

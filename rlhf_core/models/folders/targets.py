@@ -1,6 +1,6 @@
-"""Whether a model has the layers that are to be trained. Loads no torch.
+"""Checks whether a model has the layers to be trained. Loads no torch.
 
-Asked before a run, of every model at hand, and by the job.
+Used before a run, for every available model, and by the job.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ LANGUAGE_HEAD = "lm_head"
 
 
 def head_problems(*, tied: bool) -> Iterator[str]:
-    """Why a reward model cannot be trained with language modelling beside it. tied: the head is the embedding."""
+    """Yield the reason why a reward model cannot be trained with a language-model loss. tied: the head is the
+    embedding.
+    """
     if not tied:
         yield (
             "it needs a model with tied embeddings, which this is not: its language head is lost when the reward model "
@@ -22,7 +24,7 @@ def head_problems(*, tied: bool) -> Iterator[str]:
 
 
 def target_problem(lora: LoraConfig, layers: Collection[str], *, tied: bool) -> str | None:
-    """Why `lora.target_modules` does not fit a model; None where it does.
+    """Return the reason why `lora.target_modules` does not fit a model; None if it does.
 
     layers: paths of the linear layers that an adapter may change; tied: the language head is the embedding.
     """
@@ -41,5 +43,5 @@ def target_problem(lora: LoraConfig, layers: Collection[str], *, tied: bool) -> 
 
 
 def _names(target: str, layer: str) -> bool:
-    """As peft reads a target: the path of a layer, or its end."""
+    """Whether a target, read as by peft, is the path of a layer or its end."""
     return layer == target or layer.endswith(f".{target}")

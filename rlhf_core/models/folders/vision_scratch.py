@@ -1,4 +1,4 @@
-"""A small Idefics3 of random weights: the text model of scratch.py, a vision encoder and their processor."""
+"""A small randomly initialised Idefics3: the text model of scratch.py, a vision encoder and their processor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def vision_model(
     source: ScratchModel, vision: ScratchVision, text: dict[str, Any], image_token_id: int
 ) -> transformers.PreTrainedModel:
-    """text: what the config of its text model, a Llama, says."""
+    """text: the config of its text model, a Llama."""
     from transformers import Idefics3Config, Idefics3ForConditionalGeneration
 
     config = Idefics3Config(
@@ -37,7 +37,7 @@ def vision_model(
 
 
 def save_processor(vision: ScratchVision, tokenizer: Any, folder: Path) -> None:
-    """The tokenizer, and how images are resized to one tile each."""
+    """Save the tokenizer, and a processor that resizes images to one tile each."""
     from transformers import Idefics3ImageProcessorPil, Idefics3Processor
 
     edge = {"longest_edge": vision.image_size}

@@ -1,4 +1,4 @@
-"""What trains beside the policy gradient: a teacher's log-probs, and the cross-entropy of good completions."""
+"""Loss terms beside the policy gradient: a teacher's log-probs, and the cross-entropy of good completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The loss of every algorithm: at the old policy it is policy gradient, and no cut into micro-batches changes it."""
+"""The loss of every algorithm: at the old policy it is policy gradient, and independent of the division into
+micro-batches.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates that behave as those of real model families do, reduced to what makes them difficult.
+"""Tokenizers and chat templates with the difficult properties of real model families.
 
 Import it as tests.rlhf_core.chat.families.
 """

@@ -1,4 +1,4 @@
-"""Tokens and masks of conversations, through templates that behave as those of real families do."""
+"""Tokens and masks of conversations, with templates that behave like those of real families."""
 
 from __future__ import annotations
 

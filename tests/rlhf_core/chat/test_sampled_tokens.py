@@ -1,4 +1,4 @@
-"""Rows that are made of samples train the tokens that were sampled, and no end that was not."""
+"""Rows made from samples train the sampled tokens, and no end that was not sampled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of a completion end at tokens that were sampled, also where characters and separators share tokens."""
+"""Steps of a completion end at sampled tokens, also where characters and separators share tokens."""
 
 from __future__ import annotations
 

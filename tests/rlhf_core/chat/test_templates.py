@@ -1,4 +1,4 @@
-"""Chat templates that a recipe gives: shipped ones, files, input templates."""
+"""Chat templates of a recipe: shipped ones, files, input templates."""
 
 from __future__ import annotations
 

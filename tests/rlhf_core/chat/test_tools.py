@@ -1,4 +1,4 @@
-"""Tools, their calls, and `{% generation %}` tags: given to the template, trained as written, or refused."""
+"""Tools, their calls, and `{% generation %}` tags: passed to the template, trained as written, or rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of the RL algorithms: defaults as in the papers, and one sentence for each setting that cannot be."""
+"""The blocks of the RL algorithms: defaults as in the papers, and one sentence for each invalid setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe may say about environments."""
+"""Validation of environments in a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every number of a recipe has a lowest and a highest value, and what is beyond is refused with both."""
+"""Every number of a recipe has a minimum and a maximum, and values outside are rejected with both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards, shaping and filtering in a recipe: what cannot work is refused when the recipe is read."""
+"""Rewards, shaping and filtering in a recipe: invalid ones are rejected when the recipe is read."""
 
 from __future__ import annotations
 

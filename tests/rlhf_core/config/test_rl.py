@@ -1,4 +1,4 @@
-"""Settings of the RL stage that cannot be true together."""
+"""Contradictory settings of the RL stage."""
 
 from __future__ import annotations
 

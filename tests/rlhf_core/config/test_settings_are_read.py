@@ -1,4 +1,4 @@
-"""Every setting of a recipe is read by the code that runs; one that nothing reads promises what nothing does.
+"""Every setting of a recipe is read by the code that runs; one that nothing reads has no effect.
 
 mypy resolves the attribute accesses, so that `config.name` counts for the class of `config` alone, not for every class
 with a field of that name. Reads in rlhf_core/config itself do not count: a validator alone makes nothing happen.

@@ -1,4 +1,4 @@
-"""What a recipe may ask of an optimizer and an engine, and what of it is part of a stage key."""
+"""Validation of optimizers and engines in a recipe, and their part in a stage key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data files as they come broken: rows with wrong parts, in any kind of file, with bytes changed, cut or compressed.
+"""Broken data files: rows with wrong parts, in any kind of file, with bytes changed, truncated or compressed.
 
 Import it as tests.rlhf_core.data.mutations.
 """

@@ -1,4 +1,4 @@
-"""Chat data as people have it: recognised, or refused by one sentence; nothing of it is dropped silently."""
+"""Chat data in common forms: recognised, or rejected with one sentence; nothing is dropped silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows with images: each way of giving one is read, what cannot be read is a bad row, and chat templates write each."""
+"""Rows with images: each form is read, unreadable ones are bad rows, and chat templates render each."""
 
 from __future__ import annotations
 

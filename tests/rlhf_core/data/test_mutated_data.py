@@ -1,4 +1,4 @@
-"""What `plan` says of thousands of broken files, and what the dataset stage then does with them, agree."""
+"""`plan` and the dataset stage agree on thousands of broken files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes a recipe becomes, and what each reads."""
+"""The nodes of a recipe, and their inputs."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What changes a stage's key, and what does not."""
+"""Settings that change a stage's key, and those that do not."""
 
 import hashlib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The graph of a loop's round, and loops that would not do what they are there for."""
+"""The graph of a loop's round, and loops without effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remote sources: changed content is another key, and a plan says so."""
+"""Remote sources: changed content is another key, which the plan reports."""
 
 from __future__ import annotations
 

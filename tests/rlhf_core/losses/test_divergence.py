@@ -1,4 +1,4 @@
-"""Values and gradients of the divergences are those of their definitions in float64, and their limits hold."""
+"""Values and gradients of the divergences against their definitions in float64, and their limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each loss, and its gradient, against formulas written again in float64, and the limits that the papers give."""
+"""Each loss and its gradient against independent formulas in float64, and the papers' limits."""
 
 from __future__ import annotations
 

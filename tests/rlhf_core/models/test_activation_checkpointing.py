@@ -1,4 +1,4 @@
-"""Models whose layers cannot compute some of their activations again; tests/gpu/test_layouts.py has those that can."""
+"""Models whose layers cannot be checkpointed selectively; tests/gpu/test_layouts.py has those that can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates without dropout compute what forwards in eval mode compute, also where layers are checkpointed."""
+"""Updates without dropout compute the same as forwards in eval mode, also with checkpointed layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Models that packed sequences leak in, models that scale their logits: each kind is computed rightly, or refused.
+"""Models with leaks between packed sequences, models that scale their logits: each kind is computed correctly, or
+rejected.
 
 benchmarks/architectures.py does this for every architecture of transformers; here is one of each kind.
 """

@@ -1,4 +1,4 @@
-"""Each way to merge models, against its formula written again entry by entry, and its limits."""
+"""Each merge method against its formula entry by entry, and its limits."""
 
 from __future__ import annotations
 

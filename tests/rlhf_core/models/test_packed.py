@@ -1,4 +1,4 @@
-"""A packed batch gives what its sequences give one by one, in either layout."""
+"""A packed batch has the same results as its sequences one by one, in either layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens that several sequences begin with are in the tree once, and each sequence is computed as if it were alone."""
+"""Shared prefixes are in the tree once, and each sequence is computed as if it were alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that are not those of the config: refused at every load, where transformers would draw random ones."""
+"""Weights that do not match the config: rejected at every load, where transformers would draw random ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes are computed to try one, and what the store has afterwards."""
+"""The nodes computed to try one, and the store afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says of a node, and why."""
+"""The plan of a node, with its reasons."""
 
 import json
 from datetime import UTC, datetime, timedelta

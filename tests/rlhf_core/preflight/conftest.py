@@ -1,4 +1,4 @@
-"""What is said before any job."""
+"""Fixtures of checks before a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's rewards and environments, which `plan` and `run` call once before any job."""
+"""The user's rewards and environments, called once by `plan` and `run` before any job."""
 
 from __future__ import annotations
 

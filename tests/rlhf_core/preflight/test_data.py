@@ -1,4 +1,4 @@
-"""Datasets that are not there, not whole, or not what their stage needs."""
+"""Datasets that are missing, incomplete, or in another format than their stage needs."""
 
 from __future__ import annotations
 

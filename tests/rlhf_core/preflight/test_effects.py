@@ -1,4 +1,4 @@
-"""What would be done in vain: refused, or told."""
+"""Stages without effect: rejected, or noted."""
 
 from __future__ import annotations
 

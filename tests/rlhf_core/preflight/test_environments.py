@@ -1,4 +1,4 @@
-"""Environments that could never say what they have to say."""
+"""Environments whose messages could never be sent."""
 
 from __future__ import annotations
 

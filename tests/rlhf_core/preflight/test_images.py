@@ -1,4 +1,4 @@
-"""Rows with images are refused before a job starts where a stage or a model reads text alone; their files have keys."""
+"""Rows with images are rejected before a job starts if a stage or a model reads text only; their files have keys."""
 
 from __future__ import annotations
 

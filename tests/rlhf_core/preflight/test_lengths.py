@@ -1,4 +1,4 @@
-"""Rows, measured with the model's own tokenizer, against what the recipe leaves room for."""
+"""Lengths of rows, by the model's own tokenizer, against the recipe's limits."""
 
 from __future__ import annotations
 

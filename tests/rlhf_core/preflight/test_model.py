@@ -1,4 +1,4 @@
-"""Base models that cannot be built, and model folders that are not whole."""
+"""Base models that cannot be built, and incomplete model folders."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Model folders with something changed at random: `plan` says what is wrong, or a model loads with its own weights.
+"""Randomly changed model folders: `plan` reports the problem, or a model loads with its own weights.
 
-Where torch is installed, as here, `plan` refuses all that the job of the base stage would."""
+Where torch is installed, as here, `plan` rejects everything that the job of the base stage would.
+"""
 
 from __future__ import annotations
 

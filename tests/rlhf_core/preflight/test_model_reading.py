@@ -1,4 +1,4 @@
-"""When transformers' class is asked about a model folder, and what is said if it does not answer."""
+"""Inspection of a model folder by transformers' class, and the message if it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reward servers that `plan` and `run` ask before any job."""
+"""Reward servers queried by `plan` and `run` before any job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates that a model folder brings: none, one, or several by name."""
+"""Chat templates of a model folder: none, one, or several by name."""
 
 from __future__ import annotations
 

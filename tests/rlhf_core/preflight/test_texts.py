@@ -1,4 +1,4 @@
-"""Templates of judges, which are programs: they end, and ask for what rows have."""
+"""Templates of judges, which are programs: they terminate, and use columns that rows have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that a stage could not use as its settings ask: engines, adapters, judges."""
+"""Models that are incompatible with their stage's settings: engines, adapters, judges."""
 
 from __future__ import annotations
 

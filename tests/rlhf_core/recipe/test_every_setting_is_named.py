@@ -1,4 +1,4 @@
-"""A value that cannot be meant, and a key that there is not, are named by their whole path, wherever they stand.
+"""Invalid values and unknown keys are reported with their whole path, at any place.
 
 pydantic puts the types of values into its paths, and some are called as a setting is: `function`, `tools`, `alpha`.
 """

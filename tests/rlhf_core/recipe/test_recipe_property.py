@@ -1,5 +1,6 @@
-"""Mutated recipes through what `alignment plan` does: each is planned, or refused in our words; what is planned, its
-stages take."""
+"""Mutated recipes through the steps of `alignment plan`: each is planned, or rejected with our message; the stages
+accept all that is planned.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/settings.md are what the models say."""
+"""The tables of docs/settings.md match the models."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An architecture without the attention that is asked for is refused by `plan`, and by the job where that loads it."""
+"""An architecture without the configured attention is rejected by `plan`, and by the job where that loads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What config.json and the headers of the weights say, before any weights are read."""
+"""Checks of config.json and the headers of the weights, before any weights are read."""
 
 from __future__ import annotations
 
