@@ -72,12 +72,19 @@ def by_reward(pair: Comparison, margin: float) -> Outcome:
     return "ties" if abs(gap) <= margin else "one" if gap > 0 else "other"
 
 
-def preferences(compared: Sequence[Comparison], outcomes: Sequence[Outcome], counts: Counter[str]) -> Iterator[Row]:
-    """Yield a row of the format `preferences` for each comparison with a better one; the others are counted."""
+def preferences(
+    compared: Sequence[Comparison], outcomes: Sequence[Outcome], counts: Counter[str], *, margin: bool = False
+) -> Iterator[Row]:
+    """Yield a row of the format `preferences` for each comparison with a better one; the others are counted.
+
+    margin: write the difference of the two rewards.
+    """
     for pair, outcome in zip(compared, outcomes, strict=True):
         if outcome == "one" or outcome == "other":
             chosen, rejected = (pair.one, pair.other) if outcome == "one" else (pair.other, pair.one)
             made = {"prompt": pair.row["prompt"], "chosen": chosen["text"], "rejected": rejected["text"]}
+            if margin:
+                made["margin"] = float(chosen["reward"]) - float(rejected["reward"])
             yield _with_id(pair.row, made, chosen=chosen, rejected=rejected)
         else:
             counts[outcome] += 1

@@ -62,7 +62,7 @@ def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContex
                 pair for row in part for pair in comparisons(row, every=every, counts=counts, rewarded=judge is None)
             ]
             outcomes = compare(compared)
-            preference_rows += preferences(compared, outcomes, counts)
+            preference_rows += preferences(compared, outcomes, counts, margin=config.write_margin)
             with_pair = {
                 id(pair.row) for pair, outcome in zip(compared, outcomes, strict=True) if outcome in ("one", "other")
             }

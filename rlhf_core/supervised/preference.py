@@ -40,11 +40,12 @@ def pair_logprobs(logprobs: Tensor, batch: PreferenceBatch) -> PairLogprobs:
     """
     lengths = trained_lengths(batch).view(-1, 2)
     real = lengths[:, 0] > 0
-    reference = batch.reference_logprobs
+    reference, margins = batch.reference_logprobs, batch.margins
     return PairLogprobs(
         logprobs=sums_by_sequence(logprobs, batch).view(-1, 2)[real],
         lengths=lengths[real],
         reference=None if reference is None else reference.view(-1, 2)[real],
+        margins=None if margins is None else margins[real],
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +12,7 @@ from rlhf_core.config.stages.preference_losses import PreferenceLossConfig
 from rlhf_core.config.stages.reference_model import PairReferenceConfig, ReferencedConfig
 from rlhf_core.config.stages.validation import PairsWithImagesValidation
 from rlhf_core.config.texts import JudgeName
+from rlhf_core.errors import ConversationError
 
 
 class PreferenceConfig(ReferencedConfig):
@@ -31,6 +33,19 @@ class PreferenceConfig(ReferencedConfig):
     @property
     def uses_reference(self) -> bool:
         return any(loss.uses_reference for loss in self.losses.values())
+
+    @property
+    def margin_losses(self) -> tuple[str, ...]:
+        """Names of the losses that read the `margin` of rows."""
+        return tuple(name for name, loss in self.losses.items() if loss.reads_margin)
+
+    def as_read(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self.margin_losses and "margin" not in row:
+            raise ConversationError(
+                f"losses.{self.margin_losses[0]} reads how much better the chosen completion is, and the row has no "
+                "`margin`: add the column, or let a stage `pairs` write it (`write_margin`)"
+            )
+        return row
 
     @property
     def runs_reference(self) -> bool:

@@ -31,6 +31,7 @@ class PreferenceLossConfig(TypedConfig):
 
     family: ClassVar[str] = "preference loss"
     uses_reference: ClassVar[bool] = False
+    reads_margin: ClassVar[bool] = False  # every row needs its column `margin`
 
     weight: PositiveCoefficient = Field(default=1.0, description="weight of this loss in the sum")
 

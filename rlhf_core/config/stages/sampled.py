@@ -186,6 +186,11 @@ class PairsConfig(FromCompletions):
         "no rewards",
     )
     margin: RewardGap = Field(default=0.0, description="minimum difference of two rewards, exclusive")
+    write_margin: bool = since_default(
+        False,
+        description="write how far apart the two rewards are as the column `margin`, which losses such as `rebel` and "
+        "a stage `reward_model` read",
+    )
     judge: PairJudgeConfig | None = Field(
         default=None, description="a model that chooses the better of a pair; none: by the rewards"
     )
@@ -203,6 +208,8 @@ class PairsConfig(FromCompletions):
     def _one_decides(self) -> Self:
         if self.judge is not None and self.margin:
             raise ValueError("with `judge` the rewards do not decide: leave `margin` out")
+        if self.judge is not None and self.write_margin:
+            raise ValueError("with `judge` the rewards do not decide: leave `write_margin` out")
         return self
 
 

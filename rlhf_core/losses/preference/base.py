@@ -21,6 +21,7 @@ class PairLogprobs:
     logprobs: Tensor  # (P, 2) float32, summed over the tokens of each completion
     lengths: Tensor  # (P, 2), tokens of each completion, at least 1
     reference: Tensor | None = None  # (P, 2) float32, as `logprobs`, by the reference; no gradient
+    margins: Tensor | None = None  # (P,) float32, the `margin` of each row: how much better the chosen one is
 
     @property
     def means(self) -> Tensor:

@@ -58,13 +58,12 @@ def process_reward_model(config: ProcessRewardModelConfig, node: Draft, context:
 def preference(config: PreferenceConfig, node: Draft, context: CheckContext) -> Iterator[str | Note]:
     yield from check(config, node, context)
     yield from unread_rows(config, node, context)
+    if config.margin_losses:
+        return
     for setting in node.input_settings:
         known = context.samples.get(setting.names[0], []) if setting.reads.format and setting.names else []
         if any("margin" in row for _, row in known):
-            yield Note(
-                f"{node.section}.{setting.path}: the `margin` of rows counts in a stage `reward_model` alone, and is "
-                "not read here"
-            )
+            yield Note(f"{node.section}.{setting.path}: no loss of this stage reads the `margin` of rows")
 
 
 def unread_rows(config: StageConfig, node: Draft, context: CheckContext) -> Iterator[str]:

@@ -45,6 +45,17 @@ def test_a_margin_must_be_exceeded(margin: float, expected: list[tuple[str, str]
     assert counts == ({} if expected else {"ties": 1})
 
 
+def test_pairs_keep_how_far_their_rewards_are_apart() -> None:
+    compared = list(comparisons(row(("a", 0.5), ("b", 2.0), ("c", -1.0)), every=True, counts=Counter()))
+    outcomes = [by_reward(pair, 0.0) for pair in compared]
+    found = list(preferences(compared, outcomes, Counter(), margin=True))
+    assert [(pair["chosen"], pair["rejected"], pair["margin"]) for pair in found] == [
+        ("b", "a", 1.5), ("a", "c", 1.5), ("b", "c", 3.0)
+    ]  # fmt: skip
+    assert all(canonical_row(pair, "preferences", {})["margin"] == pair["margin"] for pair in found)
+    assert "margin" not in next(iter(preferences(compared, outcomes, Counter())))
+
+
 def test_equal_and_empty_texts_make_no_pair() -> None:
     found, counts = sides(row(("a", 0.0), ("a ", 1.0), (" \n", 2.0)), every=False)
     assert found == []

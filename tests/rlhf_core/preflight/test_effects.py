@@ -67,7 +67,7 @@ DPO = {"stage": "preference", "dataset": "pairs", "model": "sft", "batch_size": 
                 put("dpo", value=DPO),
                 put("evaluation", "models", value=["sft"]),
             ),
-            ["dpo.dataset: the `margin` of rows counts in a stage `reward_model` alone, and is not read here"],
+            ["dpo.dataset: no loss of this stage reads the `margin` of rows"],
         ),
     ],
 )
