@@ -40,7 +40,7 @@ class PreferenceConfig(ReferencedConfig):
         return tuple(name for name, loss in self.losses.items() if loss.reads_margin)
 
     def as_read(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        if self.margin_losses and "margin" not in row:
+        if self.margin_losses and row.get("margin") is None:
             raise ConversationError(
                 f"losses.{self.margin_losses[0]} reads how much better the chosen completion is, and the row has no "
                 "`margin`: add the column, or let a stage `pairs` write it (`write_margin`)"

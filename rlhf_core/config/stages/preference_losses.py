@@ -137,6 +137,15 @@ class SPPOConfig(ReferenceLoss):
     type: Literal["sppo"]
 
 
+class REBELConfig(ReferenceLoss):
+    """(beta (r_chosen - r_rejected) - (R_chosen - R_rejected))^2 of the rewards R of the two completions, whose
+    difference is the row's `margin`: REBEL with eta = 1 / beta, arXiv:2404.16767."""
+
+    reads_margin: ClassVar[bool] = True
+
+    type: Literal["rebel"]
+
+
 class SimPOConfig(PreferenceLossConfig):
     """-log sigmoid(beta (m_chosen - m_rejected) - margin) of mean log-probs m per token, eq. 6 of arXiv:2405.14734."""
 
@@ -188,6 +197,7 @@ PREFERENCE_LOSSES: dict[str, PreferenceLossEntry] = {
     "apo_zero": _entry(APOZeroConfig, "apo:APOZero"),
     "apo_down": _entry(APODownConfig, "apo:APODown"),
     "sppo": _entry(SPPOConfig, "sppo:SPPO"),
+    "rebel": _entry(REBELConfig, "rebel:REBEL"),
     "simpo": _entry(SimPOConfig, "simpo:SimPO"),
     "orpo": _entry(ORPOConfig, "orpo:ORPO"),
     "cpo": _entry(CPOConfig, "cpo:CPO"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from rlhf_core.losses.preference import PairLogprobs, PreferenceLoss, build_pref
 
 CONFIG: TypeAdapter[PreferenceLossConfig] = TypeAdapter(PreferenceLossConfig)
 Formula = Callable[[float, float, float, float, float, float], float]
+MARGIN = 1.5  # of every pair, where it is not given
 
 
 def loss(kind: str, **settings: Any) -> PreferenceLoss[Any]:
@@ -94,6 +96,11 @@ FORMULAS: Mapping[str, tuple[dict[str, Any], Formula]] = {
         lambda c, d, n, m, e, f: sigmoid(0.3 * (c - e)) + 1 - sigmoid(0.3 * (c - e) - 0.3 * (d - f)),
     ),
     "sppo": ({"beta": 0.3}, lambda c, d, n, m, e, f: (c - e - 1 / 0.6) ** 2 + (d - f + 1 / 0.6) ** 2),
+    "rebel": ({"beta": 0.3}, lambda c, d, n, m, e, f: (0.3 * (c - e - d + f) - MARGIN) ** 2),
+    "mean rebel": (
+        {"kind": "rebel", "beta": 0.3, "logprobs": "mean"},
+        lambda c, d, n, m, e, f: (0.3 * ((c - e) / n - (d - f) / m) - MARGIN) ** 2,
+    ),
     "simpo": ({"beta": 2.0, "margin": 0.7}, lambda c, d, n, m, e, f: nll_sigmoid(2 * (c / n - d / m) - 0.7)),
     "orpo": (
         {"beta": 0.4},
@@ -108,7 +115,8 @@ PAIRS = [(-3.0, -9.0, 4.0, 7.0, -5.0, -6.0), (-8.0, -2.0, 5.0, 3.0, -6.5, -4.0),
 
 def pairs_of(rows: list[tuple[float, ...]], dtype: torch.dtype) -> PairLogprobs:
     values = torch.tensor(rows, dtype=dtype)
-    return PairLogprobs(values[:, :2].clone().requires_grad_(), values[:, 2:4], values[:, 4:])
+    margins = torch.full((len(rows),), MARGIN, dtype=dtype)
+    return PairLogprobs(values[:, :2].clone().requires_grad_(), values[:, 2:4], values[:, 4:], margins)
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -149,7 +157,7 @@ AT_THE_REFERENCE = {
     "dpo": math.log(2), "cdpo": math.log(2), "normalised dpo": math.log(2), "robust_dpo": math.log(2),
     "dpo by forward_kl": math.log(2), "dpo by js": math.log(2), "dpo by alpha": math.log(2),
     "ipo": 1 / 0.6**2, "mean ipo": 1 / 0.6**2, "hinge": 1.0, "exo": -0.5 * math.log(4 * 0.1 * 0.9),
-    "apo_zero": 1.0, "apo_down": 1.0, "sppo": 2 / 0.6**2,
+    "apo_zero": 1.0, "apo_down": 1.0, "sppo": 2 / 0.6**2, "rebel": MARGIN**2, "mean rebel": MARGIN**2,
 }  # fmt: skip
 WITH_CONSTANTS = {"dpo by forward_kl", "dpo by js", "dpo by alpha"}  # in their rewards, which cancel in the difference
 WITHOUT_REFERENCE = {"simpo", "orpo", "cpo", "nll"}
@@ -198,6 +206,23 @@ def test_without_beta_no_preference_is_learned(kind: str) -> None:
         assert (1e-9 * found).tolist() == pytest.approx(GROWING[kind], abs=1e-6)
     else:
         assert found.tolist() == pytest.approx(WITHOUT_BETA.get(kind, (0.0, 0.0)), abs=1e-8)
+
+
+def test_rebel_regresses_each_pair_to_its_own_margin() -> None:
+    """Worked by hand with beta 0.5: differences of ratios 4, -3 and 0, margins 2, -1.5 and 1; a step of gradient
+    descent of 1 / (4 beta^2) ends where the rewards are their margins apart."""
+    rows: list[tuple[float, ...]] = [
+        (-3.0, -9.0, 4.0, 7.0, -5.0, -7.0), (-8.0, -2.0, 5.0, 3.0, -6.0, -3.0), (-1.0, -1.0, 2.0, 9.0, -2.0, -2.0)
+    ]  # fmt: skip
+    pairs = replace(pairs_of(rows, torch.float64), margins=torch.tensor([2.0, -1.5, 1.0], dtype=torch.float64))
+    rebel = loss("rebel", beta=0.5)
+    values = rebel(pairs)
+    assert values.tolist() == [0.0, 0.0, 1.0]
+    values.sum().backward()  # type: ignore[no-untyped-call]
+    assert pairs.logprobs.grad is not None
+    assert pairs.logprobs.grad.tolist() == [[0.0, 0.0], [0.0, 0.0], [-1.0, 1.0]]
+    moved = replace(pairs, logprobs=pairs.logprobs.detach() - pairs.logprobs.grad)
+    assert (rebel.rewards(moved)[:, 0] - rebel.rewards(moved)[:, 1]).tolist() == [2.0, -1.5, 1.0]
 
 
 @pytest.mark.parametrize("kind", ["dpo", "exo"])

@@ -80,6 +80,16 @@ def test_what_is_said_of_settings_that_are_probably_not_meant(
     assert all(note.startswith(begin) for note, begin in zip(said, expected, strict=True)), said
 
 
+def test_a_loss_that_reads_margins_needs_them(problems: Problems) -> None:
+    rebel = both(
+        put("dpo", value={**DPO, "losses": {"rebel": {"type": "rebel"}}}), put("evaluation", "models", value=["sft"])
+    )
+    having, lacking = (json.dumps({**PAIR, "margin": 1.5}), json.dumps({**PAIR, "prompt": "Who?"}))
+    (problem,) = problems(both(file("pairs.jsonl", f"{having}\n{lacking}\n"), rebel))
+    assert problem.startswith("dpo.dataset: pairs.jsonl line 2: losses.rebel reads how much better the chosen")
+    assert problems(both(file("pairs.jsonl", having), rebel)) == []
+
+
 def test_a_single_pair_cannot_be_held_out(problems: Problems) -> None:
     pair = json.dumps({"prompt": "What?", "chosen": "a", "rejected": "b"})
     (problem,) = problems(file("pairs.jsonl", pair))

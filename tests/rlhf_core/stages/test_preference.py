@@ -117,6 +117,19 @@ def test_sharding_changes_nothing(
     assert whole.metrics["steps"] == sharded.metrics["steps"] == 3
 
 
+def test_rebel_learns_how_much_better_each_completion_is(inputs: dict[str, Input], tmp_path: Path) -> None:
+    """The gap of the policy's rewards becomes the margin; a row without one is refused."""
+    rebel: dict[str, Any] = {"losses": {"rebel": {"type": "rebel", "beta": 0.5}}, "max_steps": 15, "epochs": 15}
+    apart = {**inputs, "dataset": dataset(tmp_path / "apart", [{**pair, "margin": 2.0} for pair in pairs(8)])}
+    _, context = run(tmp_path / "trained", apart, **rebel)
+    first, last = context.logs[0][1], context.logs[-1][1]
+    assert first["loss"] == pytest.approx(4.0, rel=1e-5)
+    assert last["reward_gap"] == pytest.approx(2.0, abs=0.3)
+    assert last["loss"] < 0.2
+    with pytest.raises(StageError, match=r"losses\.rebel reads how much better .* has no `margin`: add the column"):
+        run(tmp_path / "refused", inputs, **rebel)
+
+
 def test_a_loss_without_a_reference_loads_none(inputs: dict[str, Input], tmp_path: Path) -> None:
     config = PreferenceConfig.model_validate({**SETTINGS, "losses": {"simpo": {"type": "simpo"}}})
     assert not config.frozen_models

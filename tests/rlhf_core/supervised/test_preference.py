@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,21 @@ def worker(folder: Path, inputs: dict[str, Input], **settings: Any) -> Preferenc
     return PreferenceWorker(config, context_of(folder, inputs), inputs["model"].manifest.ref, 4, reference)
 
 
-def expected(inputs: dict[str, Input], examples: Sequence[Example]) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradient in plain torch: mean over the pairs of DPO's loss and of the chosen one's mean -log p."""
+def dpo_and_nll(policies: list[Tensor], references: list[Tensor], example: Example) -> Tensor:
+    difference = BETA * ((policies[0] - references[0]) - (policies[1] - references[1]))
+    return -(logsigmoid(difference) + NLL * policies[0] / sum(example.masks[0]))
+
+
+def rebel(policies: list[Tensor], references: list[Tensor], example: Example) -> Tensor:
+    return (BETA * ((policies[0] - references[0]) - (policies[1] - references[1])) - example.margin) ** 2
+
+
+def expected(
+    inputs: dict[str, Input],
+    examples: Sequence[Example],
+    pair_loss: Callable[[list[Tensor], list[Tensor], Example], Tensor] = dpo_and_nll,
+) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradient in plain torch: the mean of `pair_loss` over the pairs."""
     load = AutoModelForCausalLM.from_pretrained
     policy = load(inputs["model"].folder, dtype=torch.float64, attn_implementation="eager")
     reference = load(inputs["reference.model"].folder, dtype=torch.float64, attn_implementation="eager")
@@ -72,8 +86,7 @@ def expected(inputs: dict[str, Input], examples: Sequence[Example]) -> tuple[flo
         policies = [logprob(policy, ids, mask) for ids, mask in zip((chosen, rejected), masks, strict=True)]
         with torch.no_grad():
             references = [logprob(reference, ids, mask) for ids, mask in zip((chosen, rejected), masks, strict=True)]
-        difference = BETA * ((policies[0] - references[0]) - (policies[1] - references[1]))
-        total = total - (logsigmoid(difference) + NLL * policies[0] / sum(masks[0])) / len(examples)
+        total = total + pair_loss(policies, references, example) / len(examples)
     total.backward()
     return total.item(), {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
 
@@ -106,6 +119,23 @@ def test_the_gradient_does_not_depend_on_the_split(
     whole = torch.stack([value.norm() for value in wanted.values()]).norm()
     distance = torch.stack([(found[name] - value).norm() for name, value in wanted.items()]).norm()
     assert distance <= 1e-5 * whole
+
+
+def test_each_pair_meets_its_margin_on_every_rank(
+    inputs: dict[str, Input], examples: list[Example], tmp_path: Path
+) -> None:
+    """REBEL, on four ranks of which some have a filler."""
+    apart = [replace(example, margin=0.75 * index - 1) for index, example in enumerate(examples)]
+    wanted_loss, wanted = expected(inputs, apart, rebel)
+    shards = divide(pack_pairs(apart), 4, 1)
+    assert any(not batch.num_trained_tokens for shard in shards for batch in shard.micro_batches), "no filler"
+    batches = [batch for shard in shards for batch in shard.micro_batches]
+    one = worker(tmp_path, inputs, losses={"rebel": {"type": "rebel", "beta": BETA}})
+    (metrics,) = one.train([Shard(batches, shards[0].num_tokens, shards[0].num_examples)])
+    assert metrics.means["loss"] == pytest.approx(wanted_loss, rel=1e-5)
+    found = gradient(one.engine)
+    whole = torch.stack([value.norm() for value in wanted.values()]).norm()
+    assert torch.stack([(found[name] - value).norm() for name, value in wanted.items()]).norm() <= 1e-5 * whole
 
 
 def test_a_pair_that_is_left_out_shows(inputs: dict[str, Input], examples: list[Example], tmp_path: Path) -> None:
