@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -44,11 +46,19 @@ class Algorithm(ABC):
         """Whether the KL is part of the reward, which needs old log-probs before the advantages."""
         return self.uses_reference and self.config.kl.place == "reward"
 
-    def advantages(self, scored: Scored, rewards: Tensor, group_ids: Tensor, kl_coefficient: float) -> TrainingBatch:
+    def advantages(
+        self,
+        scored: Scored,
+        rewards: Tensor,
+        group_ids: Tensor,
+        kl_coefficient: float,
+        by_name: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> TrainingBatch:
         """Return `scored` with `advantages` and, where the algorithm has them, `returns` and `rewards`.
 
-        rewards: (E,) float32, one per episode; group_ids: (E,) int64, equal for episodes of one prompt; kl_coefficient:
-        of this step. The batch is the whole step's, over all ranks, so that statistics are global.
+        rewards: (E,) float32, one per episode: the weighted sum, shaped; group_ids: (E,) int64, equal for episodes of
+        one prompt; kl_coefficient: of this step; by_name: (E,) float32, each reward before its weight. The batch is the
+        whole step's, over all ranks, so that statistics are global.
         An episode counts once in its group, however many sequences it has, and each of them gets its advantage.
         Raises ValueError if there are rewards of steps and the algorithm takes none, an episode has several sequences,
         or the rewards are at tokens that the policy did not sample.
@@ -60,13 +70,17 @@ class Algorithm(ABC):
             raise ValueError("rewards of steps are of single sequences, but an episode has several")
         if steps is not None and bool((steps & ~scored.loss_mask).any()):
             raise ValueError("a step ends at a token that the policy did not sample")
-        batch = self._advantages(scored, rewards, group_ids, kl_coefficient)
+        batch = self._advantages(scored, self._combined(rewards, by_name, group_ids), group_ids, kl_coefficient)
         if self.config.teacher is not None:
             batch = replace(batch, advantages=self._with_teacher(batch, self.config.teacher.coefficient))
         if self.config.cross_entropy is not None:
             good = rewards >= self.config.cross_entropy.least_reward
             batch = replace(batch, imitated=good[batch.episode_ids] & batch.loss_mask)
         return batch
+
+    def _combined(self, rewards: Tensor, by_name: Mapping[str, Tensor], group_ids: Tensor) -> Tensor:
+        """(E,): what the advantages are computed from; `rewards`, unless the algorithm combines them in another way."""
+        return rewards
 
     @abstractmethod
     def _advantages(

@@ -82,7 +82,10 @@ class Loop:
             rewards = torch.tensor([t.reward for t in trajectories])  # those of steps are in `scored`
             group_size = self.config.settings.group_size
             groups = torch.arange(len(trajectories) // group_size).repeat_interleave(group_size)
-            batch = self.algorithm.advantages(scored, rewards, groups, self.trainer.kl_coefficient)
+            by_name = {
+                name: torch.tensor([t.extra[name] for t in trajectories]) for name in self.config.settings.rewards
+            }
+            batch = self.algorithm.advantages(scored, rewards, groups, self.trainer.kl_coefficient, by_name)
             require_finite(batch, trajectories)
 
         with phase("update"):
