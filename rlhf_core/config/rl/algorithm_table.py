@@ -9,6 +9,7 @@ from rlhf_core.config.rl.algorithms import (
     CISPOConfig,
     DAPOConfig,
     DrGRPOConfig,
+    GDPOConfig,
     GRPOConfig,
     GSPOConfig,
     OnPolicyDistillationConfig,
@@ -41,6 +42,7 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
     # These two are GRPO with other settings.
     "dr-grpo": AlgorithmEntry("dr_grpo", DrGRPOConfig, "rlhf_core.algorithms.grpo:GRPO"),
     "dapo": AlgorithmEntry("dapo", DAPOConfig, "rlhf_core.algorithms.grpo:GRPO"),
+    "gdpo": AlgorithmEntry("gdpo", GDPOConfig, "rlhf_core.algorithms.gdpo:GDPO"),
     "gspo": AlgorithmEntry("gspo", GSPOConfig, "rlhf_core.algorithms.gspo:GSPO"),
     "on-policy-distillation": AlgorithmEntry(
         "on_policy_distillation", OnPolicyDistillationConfig,

@@ -283,6 +283,23 @@ class DAPOConfig(GRPOConfig):
     aggregation: Aggregation = _aggregation("token")
 
 
+class GDPOConfig(GRPOConfig):
+    """arXiv:2601.05242: each of several rewards normalised within the completions of one prompt, then their weighted
+    sum over the step: a reward of small spread counts as much as one of large."""
+
+    takes_process_rewards: ClassVar[bool] = False
+
+    @model_validator(mode="after")
+    def _rewards_stay_apart(self) -> GDPOConfig:
+        if self.shaping != ShapingConfig():
+            raise ValueError(
+                "shaping changes the sum of rewards, and gdpo normalises each before the sum: leave it out"
+            )
+        if self.kl.place == "reward":
+            raise ValueError("kl.place is reward, but gdpo normalises each reward by itself: use loss")
+        return self
+
+
 class GSPOConfig(GRPOConfig):
     """arXiv:2507.18071: one ratio per completion, the geometric mean of its tokens' ratios."""
 

@@ -21,7 +21,8 @@ TEACHER = {"model": "teacher", "coefficient": 0.3}
 def judged(name: str, **block: Any) -> tuple[Algorithm, Minibatch]:
     config = rl_config(name, **block)
     algorithm = build_algorithm(config)
-    batch = algorithm.advantages(scored(config), torch.tensor(REWARDS), torch.tensor(GROUPS), 0.1)
+    rewards = torch.tensor(REWARDS)
+    batch = algorithm.advantages(scored(config), rewards, torch.tensor(GROUPS), 0.1, {"exact": rewards})
     return algorithm, minibatch(config, batch)
 
 

@@ -22,7 +22,8 @@ from tests.rlhf_core.algorithms.batches import GROUPS, LENGTHS, MASK, NAMES, REW
 EVERY = pytest.mark.parametrize("name", NAMES)
 AGGREGATED: dict[str, str] = {
     "ppo": "token", "reinforce++": "token", "reinforce++-baseline": "token", "rloo": "constant", "grpo": "sequence",
-    "dr-grpo": "constant", "dapo": "token", "gspo": "sequence", "cispo": "token", "on-policy-distillation": "token",
+    "dr-grpo": "constant", "dapo": "token", "gdpo": "sequence", "gspo": "sequence", "cispo": "token",
+    "on-policy-distillation": "token",
 }  # fmt: skip
 
 
@@ -30,7 +31,8 @@ def prepared(name: str, **block: Any) -> tuple[Algorithm, Minibatch]:
     """An algorithm and a minibatch with its advantages."""
     config = rl_config(name, **block)
     algorithm = build_algorithm(config)
-    e = algorithm.advantages(scored(config), torch.tensor(REWARDS), torch.tensor(GROUPS), 0.1)
+    rewards = torch.tensor(REWARDS)
+    e = algorithm.advantages(scored(config), rewards, torch.tensor(GROUPS), 0.1, {"exact": rewards})
     return algorithm, minibatch(config, e)
 
 

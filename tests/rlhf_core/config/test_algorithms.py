@@ -46,6 +46,7 @@ def problem(name: str, rl: dict[str, Any] | None = None, **block: Any) -> str:
         ("grpo", 8, "sequence", (0.2, 0.2), ("k3", "loss")),
         ("dr-grpo", 8, "constant", (0.2, 0.2), ("k3", "loss")),
         ("dapo", 8, "token", (0.2, 0.28), ("k3", "loss")),
+        ("gdpo", 8, "sequence", (0.2, 0.2), ("k3", "loss")),
         ("gspo", 8, "sequence", (3e-4, 4e-4), ("k3", "loss")),
         ("cispo", 8, "token", (1.0, 4.0), ("k3", "loss")),
         ("on-policy-distillation", 1, "token", (0.2, 0.2), ("k1", "reward")),

@@ -75,4 +75,4 @@ def episodes(hint: tuple[int, ...] = ()) -> list[Trajectory]:
 def with_advantages(config: RLConfig, ours: PolicyTrainer, scored: Scored) -> TrainingBatch:
     """Completions 0 and 3 are rewarded; 0 and 1 are of one prompt, 2 and 3 of another."""
     rewards, groups = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
-    return build_algorithm(config).advantages(scored, rewards, groups, ours.kl_coefficient)
+    return build_algorithm(config).advantages(scored, rewards, groups, ours.kl_coefficient, {"exact": rewards})

@@ -68,7 +68,9 @@ def test_sequences_of_an_episode_are_packed_side_by_side() -> None:
 def advantages(algorithm: str, rollouts: Rollouts, **settings: Any) -> TrainingBatch:
     names = ("values", "old_logprobs", "ref_logprobs", "teacher_logprobs")
     scored = Scored(**vars(rollouts), **{name: torch.zeros(rollouts.num_tokens) for name in names})
-    return build_algorithm(rl_config(algorithm, **settings)).advantages(scored, REWARDS, GROUPS, 0.0)
+    return build_algorithm(rl_config(algorithm, **settings)).advantages(
+        scored, REWARDS, GROUPS, 0.0, {"exact": REWARDS}
+    )
 
 
 def training_batch(rollouts: Rollouts) -> TrainingBatch:
@@ -124,7 +126,7 @@ def test_an_update_does_not_depend_on_how_episodes_are_cut(
         config = rl_config(algorithm, **settings)
         ours, _ = trainer(config, model, tmp_path)
         scored = ours.score(pack_trajectories(episodes(cut_in_two=cut_in_two)))
-        batch = build_algorithm(config).advantages(scored, REWARDS, GROUPS, ours.kl_coefficient)
+        batch = build_algorithm(config).advantages(scored, REWARDS, GROUPS, ours.kl_coefficient, {"exact": REWARDS})
         metrics.append(ours.update(batch, 0))
         after.append(ours.probe(probe))
     assert after[0] == pytest.approx(after[1], abs=2e-5)

@@ -153,6 +153,24 @@ def test_rewards_of_steps_train_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert given[0] == ([0.25] * 4, 2.0)
 
 
+def test_each_reward_reaches_the_algorithm_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was given: neither weighted nor shaped."""
+    plain = CONFIG.model_dump(exclude_unset=True)
+    own = {**plain["grpo"], "rewards": {"own": {**plain["grpo"]["rewards"]["own"], "weight": 3.0}}}
+    config = RLConfig.model_validate({**plain, "algorithm": "gdpo", "gdpo": own})
+    ours = loop(tmp_path, FunctionOf(lambda c: 0.5 * len(c)), config)
+    given: list[tuple[list[float], dict[str, list[float]]]] = []
+    advantages = ours.algorithm.advantages
+
+    def seen(_: Any, experience: Any, rewards: torch.Tensor, *others: Any) -> Any:
+        given.append((rewards.tolist(), {name: values.tolist() for name, values in others[-1].items()}))
+        return advantages(experience, rewards, *others)
+
+    monkeypatch.setattr(type(ours.algorithm), "advantages", seen)
+    ours.run()
+    assert given[0] == ([3.0, 1.5, 3.0, 1.5], {"own": [1.0, 0.5, 1.0, 0.5]})
+
+
 def filtering(steps: int, **settings: Any) -> RLConfig:
     plain = CONFIG.model_dump(exclude_unset=True)
     return RLConfig.model_validate({**plain, "steps": steps, "grpo": {**plain["grpo"], "filtering": settings}})
