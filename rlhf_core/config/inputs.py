@@ -74,12 +74,12 @@ def readable_roles(config: type[Config]) -> frozenset[Role]:
         if not (isinstance(annotation, type) and issubclass(annotation, Config)):
             pending += get_args(annotation)
             continue
-        for found in set(config_classes(annotation)) - seen:
-            seen.add(found)
-            for name, field in found.model_fields.items():
-                reads = reads_of(found, name)
+        for config_class in set(config_classes(annotation)) - seen:
+            seen.add(config_class)
+            for name, field in config_class.model_fields.items():
+                reads = reads_of(config_class, name)
                 roles.update(reads.roles if reads is not None else ())
                 pending.append(field.annotation)
-            if issubclass(found, KeyedConfig):
-                pending += [found.block_class(name, None) for name in found.block_names()]
+            if issubclass(config_class, KeyedConfig):
+                pending += [config_class.block_class(name, None) for name in config_class.block_names()]
     return frozenset(roles)

@@ -55,8 +55,8 @@ class ServerConfig(Config):
 
 def check_url(url: str) -> None:
     """Raise ValueError if `url` is not a server's URL, or contains a user or a password."""
-    found = _URL.fullmatch(url)
-    if found is None:
+    parts = _URL.fullmatch(url)
+    if parts is None:
         raise ValueError("the URL must begin with http:// or https:// and name a host")
     try:
         host, _ = urlsplit(url).hostname, urlsplit(url).port  # raises where it is no port
@@ -66,7 +66,7 @@ def check_url(url: str) -> None:
         (host or "").encode("idna")
     except UnicodeError as error:
         raise ValueError(f"no host can be called {(host or '')[:80]!r}: each part of it has 1 to 63 signs") from error
-    if found["user"]:
+    if parts["user"]:
         raise ValueError("the URL holds a user or password: leave it out, and give a header by `header_variable`")
 
 
@@ -97,10 +97,10 @@ def _names(text: str) -> set[str]:
         raise ValueError(f"syntax error in line {error.lineno} of the template: {error.message}") from error
     except RecursionError as error:
         raise ValueError("not a template that can be read: hundreds of parts inside each other") from error
-    own = {macro.name for macro in tree.find_all(nodes.Macro)} | _JINJA_NAMES | environment.globals.keys()
+    defined = {macro.name for macro in tree.find_all(nodes.Macro)} | _JINJA_NAMES | environment.globals.keys()
     names = list(tree.find_all(nodes.Name))
-    own |= {name.name for name in names if name.ctx != "load"}
-    return {name.name for name in names} - own
+    defined |= {name.name for name in names if name.ctx != "load"}
+    return {name.name for name in names} - defined
 
 
 HintTemplate = Annotated[str, AfterValidator(_template("prompt", "messages", "row"))]

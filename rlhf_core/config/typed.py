@@ -32,22 +32,24 @@ class TypedConfig(Config):
     @classmethod
     def chosen(cls, raw: Any) -> TypedConfig:
         """Return the config of `raw`, which is JSON values or a config. Raises ValidationError."""
-        known = cls.classes()
+        classes = cls.classes()
         if isinstance(raw, cls):
             return raw
         kind = raw.get("type") if isinstance(raw, Mapping) else None
-        if isinstance(kind, str) and kind in known:
+        if isinstance(kind, str) and kind in classes:
             try:
-                return known[kind].model_validate_json(json.dumps(raw))
+                return classes[kind].model_validate_json(json.dumps(raw))
             except ValidationError as error:
                 problems = list(located(error, kind))
         elif not isinstance(raw, Mapping):
-            text = f"write a mapping with a key `type`, which chooses the {cls.family}: one of {', '.join(known)}"
+            text = f"write a mapping with a key `type`, which chooses the {cls.family}: one of {', '.join(classes)}"
             problems = [InitErrorDetails(type=raised(text), input=raw)]
         elif kind is None:
             problems = [InitErrorDetails(type="missing", loc=("type",), input=raw)]
         else:
-            text = f"there is no {cls.family} `{kind}`{did_you_mean(str(kind), known)}; there are {', '.join(known)}"
+            text = (
+                f"there is no {cls.family} `{kind}`{did_you_mean(str(kind), classes)}; there are {', '.join(classes)}"
+            )
             problems = [InitErrorDetails(type=raised(text), loc=("type",), input=kind)]
         raise ValidationError.from_exception_data(cls.__name__, problems)
 

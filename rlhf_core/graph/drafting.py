@@ -49,14 +49,14 @@ class Drafter:
             existing = self.nodes[name].existing
             assert existing is not None
             is_adapter = existing.kind == Kind.ADAPTER
-            self._made(name, "model" if is_adapter else _roles(existing)[0], is_adapter)
+            self._add_result(name, "model" if is_adapter else _roles(existing)[0], is_adapter)
             return
         settings = _input_settings(name, config)
         each = next((setting for setting in settings if setting.reads.each), None)
         if each is None:
             inputs = self._inputs(name, settings)
             self._add(Draft(name, name, stage, config, inputs, None, settings, self._overlaps(settings)))
-            self._made(name, config.makes, config.adapter_targets is not None)
+            self._add_result(name, config.makes, config.adapter_targets is not None)
             return
         if not each.names:
             self.of_all[each.reads.role] = f"{name}.{each.path}"
@@ -67,10 +67,10 @@ class Drafter:
                 f"{name}.{each.path}: no stage above `{name}` makes a {each.reads.role}, so it would run for none: "
                 f"add one, such as `{_maker(each.reads.roles)}`, or move `{name}` below it"
             )
-        for made in names:
-            node = self._node(f"{name}.{each.path}", made, each)
+        for model in names:
+            node = self._node(f"{name}.{each.path}", model, each)
             one = {each.input_name(): node, **inputs}
-            self._add(Draft(f"{name}.{made}", name, stage, config, one, None, settings))
+            self._add(Draft(f"{name}.{model}", name, stage, config, one, None, settings))
 
     def finish(self) -> None:
         """Add the nodes after all stages. Raises RecipeError if there is no stage."""
@@ -88,7 +88,7 @@ class Drafter:
     def _add(self, draft: Draft) -> None:
         self.nodes[draft.name] = draft
 
-    def _made(self, name: str, role: Role | None, adapter: bool) -> None:
+    def _add_result(self, name: str, role: Role | None, adapter: bool) -> None:
         if role is None:
             return
         if role == "dataset" and name in self.recipe.data:
@@ -108,8 +108,8 @@ class Drafter:
         inputs: dict[str, str] = {}
         for setting in settings:
             place = f"{section}.{setting.path}"
-            for made in setting.names:
-                inputs[setting.input_name(made)] = self._node(place, made, setting)
+            for input_node in setting.names:
+                inputs[setting.input_name(input_node)] = self._node(place, input_node, setting)
             if not setting.names and not setting.many and not setting.reads.optional:
                 inputs[setting.path] = self._default(section, setting, inputs)
         return inputs
@@ -119,14 +119,14 @@ class Drafter:
         if reads.of:
             trained = self.nodes[inputs[reads.of]]
             return trained.inputs["model"]
-        made = [name for role in reads.roles for name in self.by_role.get(role, [])]
-        if not made:
+        names = [name for role in reads.roles for name in self.by_role.get(role, [])]
+        if not names:
             what = " or ".join(role.replace("_", " ") for role in reads.roles)
             raise RecipeError(
                 f"{section}.{setting.path}: no stage above `{section}` makes a {what}: add one, such as "
                 f"`{_maker(reads.roles)}`, or name one that exists by a stage `artifact`"
             )
-        return self._node(f"{section}.{setting.path}", made[-1], setting)
+        return self._node(f"{section}.{setting.path}", names[-1], setting)
 
     def _node(self, place: str, name: str, setting: InputSetting) -> str:
         """Return the node that the setting `place` names by `name`. Raises RecipeError if there is none in its role."""
@@ -134,27 +134,28 @@ class Drafter:
         if "dataset" in roles and self._is_dataset(name):
             self._require_format(place, name, setting)
             return self._read_dataset(name)
-        made = [other for role in roles for other in self.by_role.get(role, [])]
-        if name not in made:
+        candidates = [other for role in roles for other in self.by_role.get(role, [])]
+        if name not in candidates:
             hint = "; name others, or leave the setting out for all above" if setting.reads.each else ""
-            raise RecipeError(f"{place}: {self._why_not(name, roles, made)}{hint}")
+            raise RecipeError(f"{place}: {self._why_not(name, roles, candidates)}{hint}")
         wants_adapter = "adapter" in roles
         return name if wants_adapter or name not in self.by_role.get("adapter", []) else self._merged(name)
 
-    def _why_not(self, name: str, roles: tuple[Role, ...], made: list[str]) -> str:
+    def _why_not(self, name: str, roles: tuple[Role, ...], candidates: list[str]) -> str:
         if "dataset" in roles and name not in self.recipe.stages:
             near = did_you_mean(name, self.recipe.data)
             return f"there is no dataset `{name}` in `data`{near}; it has {', '.join(sorted(self.recipe.data))}"
         what = " or ".join(role.replace("_", " ") for role in roles)
-        if name in self.recipe.stages and name not in made:
+        if name in self.recipe.stages and name not in candidates:
             below = name not in {draft.section for draft in self.nodes.values()}
             reason = "comes later in the recipe" if below else f"makes no {what}"
-            return f"`{name}` {reason}; above are {', '.join(made) or 'none'}"
-        return f"no stage `{name}` makes a {what}{did_you_mean(name, made)}; there are {', '.join(made) or 'none'}"
+            return f"`{name}` {reason}; above are {', '.join(candidates) or 'none'}"
+        hint = f"{did_you_mean(name, candidates)}; there are {', '.join(candidates) or 'none'}"
+        return f"no stage `{name}` makes a {what}{hint}"
 
     def _is_dataset(self, name: str) -> bool:
-        made = name in self.by_role.get("dataset", [])
-        return made or name in self.recipe.data or self._existing_dataset(name) is not None
+        is_result = name in self.by_role.get("dataset", [])
+        return is_result or name in self.recipe.data or self._existing_dataset(name) is not None
 
     def _existing_dataset(self, name: str) -> Manifest | None:
         """Return the existing dataset if `name` is a stage `artifact` of one."""
@@ -168,13 +169,13 @@ class Drafter:
         if name in self.recipe.data or wanted is None:
             return
         if existing is None:
-            what, found = f"`{name}` makes a dataset", self.nodes[name].config.made_format
+            what, actual = f"`{name}` makes a dataset", self.nodes[name].config.made_format
         else:
             stage = STAGES.get(existing.stage)
             what = f"`{name}` is {existing.ref}"
-            found = (stage.config.made_format if stage is not None else None) or existing.config.get("format")
-        if found != wanted:
-            raise RecipeError(f"{place}: {what}, of the format {found}; `{place.partition('.')[0]}` needs {wanted}")
+            actual = (stage.config.made_format if stage is not None else None) or existing.config.get("format")
+        if actual != wanted:
+            raise RecipeError(f"{place}: {what}, of the format {actual}; `{place.partition('.')[0]}` needs {wanted}")
 
     def _read_dataset(self, name: str) -> str:
         """Return the node read as the dataset `name`."""
@@ -200,8 +201,8 @@ class Drafter:
         """Return the nodes that compare these settings' training data with the recipe's held-out data."""
         read = [setting for setting in settings if setting.reads.role == "dataset" and not setting.reads.only_read]
         trained = [name for setting in read if not setting.reads.held_out for name in setting.names]
-        asked = dict.fromkeys(asked_dataset(self.recipe, name) for name in trained)
-        return tuple(node for name in asked if (node := self._overlap(name)) is not None)
+        datasets = dict.fromkeys(asked_dataset(self.recipe, name) for name in trained)
+        return tuple(node for name in datasets if (node := self._overlap(name)) is not None)
 
     def _overlap(self, name: str) -> str | None:
         config = self.recipe.data.get(name) or self.recipe.stages[name]

@@ -24,23 +24,23 @@ def pins(config: Config, resolved: dict[str, str]) -> dict[str, str]:
     resolved: identities looked up before, so that two stages of one plan read the same content; extended in place.
     Raises RecipeError for a source that cannot be looked up.
     """
-    found = {}
+    pinned = {}
     for url, look_up in _sources(config):
         if url not in resolved:
             resolved[url] = look_up()
-        found[url] = resolved[url]
-    return found
+        pinned[url] = resolved[url]
+    return pinned
 
 
 def _sources(config: Config) -> Iterator[tuple[str, partial[str]]]:
     """Yield each remote source: its URL, and a function that looks its identity up."""
-    for found in configs_below(config):
-        for folder in found.named_folders():
+    for part in configs_below(config):
+        for folder in part.named_folders():
             if "://" in folder.path:
                 yield folder.path, partial(_folder, folder.path, folder.suffixes)
-        match found:
+        match part:
             case HubModel() | HubSource():
-                yield found.url, partial(_commit, found)
+                yield part.url, partial(_commit, part)
             case FilesSource(paths=paths, streaming=streaming):
                 yield from ((path, partial(_file, path, streaming)) for path in paths if "://" in path)
 

@@ -46,8 +46,8 @@ class RoundDrafter(Drafter):
         if ACCEPTED in stages:
             raise RecipeError(f"`{ACCEPTED}` is what a loop calls the model accepted last: choose another name")
 
-    def _made(self, name: str, role: Role | None, adapter: bool) -> None:
-        super()._made(name, role, adapter)
+    def _add_result(self, name: str, role: Role | None, adapter: bool) -> None:
+        super()._add_result(name, role, adapter)
         if name == self.loop.start:
             self._add_accepted(name)
 
@@ -122,12 +122,12 @@ class RoundDrafter(Drafter):
         """Return the node that evaluates `model` for the gate."""
         gate = self.loop.gate
         name, place = gate.evaluation, "loop.gate.evaluation"
-        known = {name: stage for name, stage in self.recipe.stages.items() if isinstance(stage, EvaluationConfig)}
-        config = known.get(name)
+        evaluations = {name: stage for name, stage in self.recipe.stages.items() if isinstance(stage, EvaluationConfig)}
+        config = evaluations.get(name)
         if config is None:
             raise RecipeError(
-                f"{place}: there is no stage `evaluation` called `{name}`{did_you_mean(name, known)}; there are "
-                f"{', '.join(known) or 'none'}"
+                f"{place}: there is no stage `evaluation` called `{name}`{did_you_mean(name, evaluations)}; there are "
+                f"{', '.join(evaluations) or 'none'}"
             )
         if f"{name}.{model}" not in self.nodes:
             raise RecipeError(

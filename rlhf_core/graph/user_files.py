@@ -40,26 +40,26 @@ def image_files(root: Path, folder: str) -> list[str]:
     """Return the images in the user's folder `folder`, at any depth, as `folder/name`. Raises RecipeError if none."""
     try:
         below = sorted(path for path in (root / folder).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-        found = [path.relative_to(root / folder).as_posix() for path in below if path.is_file()]
+        names = [path.relative_to(root / folder).as_posix() for path in below if path.is_file()]
         what = f"has no file that ends in {', '.join(IMAGE_SUFFIXES)}" if (root / folder).is_dir() else "is not there"
     except OSError as error:
         raise RecipeError(f"images.folder: {folder}: this folder cannot be read ({error.strerror})") from error
-    if not found:
+    if not names:
         raise RecipeError(f"images.folder: {folder}: this folder {what}")
-    return [f"{folder.rstrip('/')}/{name}" for name in found]
+    return [f"{folder.rstrip('/')}/{name}" for name in names]
 
 
 def named_variables(config: Config) -> frozenset[str]:
     """Return the environment variables that `config` names, at any depth: a job needs them, a key never includes their
     content.
     """
-    return frozenset(name for found in configs_below(config) for name in found.named_variables())
+    return frozenset(name for part in configs_below(config) for name in part.named_variables())
 
 
 def _paths(config: Config, root: Path) -> Iterator[str]:
-    for found in configs_below(config):
-        yield from found.named_files()
-        for folder in found.named_folders():
+    for part in configs_below(config):
+        yield from part.named_files()
+        for folder in part.named_folders():
             if "://" not in folder.path:
                 yield from (model_files if folder.holds == "a model" else image_files)(root, folder.path)
 

@@ -50,17 +50,17 @@ class Known:
     earlier: Iterable[Manifest]  # all other results of the store
 
 
-def estimates(graph: Mapping[str, Node], known: Known) -> dict[str, Estimate]:
+def estimates(graph: Mapping[str, Node], facts: Known) -> dict[str, Estimate]:
     """Return the estimate of each node that will be computed; unknown values are None."""
-    estimator = _Estimator(graph, known)
-    return {name: estimator.of(node) for name, node in graph.items() if name not in known.finished}
+    estimator = _Estimator(graph, facts)
+    return {name: estimator.of(node) for name, node in graph.items() if name not in facts.finished}
 
 
 class _Estimator:
-    def __init__(self, graph: Mapping[str, Node], known: Known) -> None:
+    def __init__(self, graph: Mapping[str, Node], facts: Known) -> None:
         self._graph = graph
-        self._known = known
-        self._earlier = sorted(known.earlier, key=lambda manifest: manifest.finished_at, reverse=True)
+        self._facts = facts
+        self._earlier = sorted(facts.earlier, key=lambda manifest: manifest.finished_at, reverse=True)
         self._means: dict[tuple[str, BaseModel], float | None] = {}
 
     def of(self, node: Node) -> Estimate:
@@ -78,14 +78,14 @@ class _Estimator:
 
     def _rows(self, name: str) -> int | None:
         """Return the rows of the dataset that the node `name` makes."""
-        made = self._known.finished.get(name)
-        if made is not None:
-            rows = made.metrics.get("rows")
+        result = self._facts.finished.get(name)
+        if result is not None:
+            rows = result.metrics.get("rows")
             return rows if isinstance(rows, int) else None
-        return self._known.seen.rows.get(name.removeprefix("data.")) if name.startswith("data.") else None
+        return self._facts.seen.rows.get(name.removeprefix("data.")) if name.startswith("data.") else None
 
     def _tokens(self, node: Node, rows: int | None) -> int | None:
-        model = self._known.seen.models.get(node.name)
+        model = self._facts.seen.models.get(node.name)
         read = None if rows is None else node.config.rows_read(rows)
         if model is None or read is None:
             return None
@@ -98,13 +98,13 @@ class _Estimator:
         return self._means[dataset, model]
 
     def _measured(self, dataset: str, model: BaseModel, reader: StageConfig) -> float | None:
-        sample = self._known.seen.samples.get(dataset)
+        sample = self._facts.seen.samples.get(dataset)
         if sample is None or not sample.rows:
             return None
         every = max(1, len(sample.rows) // _TOKENISED_ROWS)
         data_format, counts = format_of(sample.format), []
         try:
-            tokenizer = tokenizer_of(model, self._known.root)
+            tokenizer = tokenizer_of(model, self._facts.root)
             for _, row in sample.rows[::every][:_TOKENISED_ROWS]:
                 counts.append(data_format.num_tokens(tokenizer, reader.as_read(row)))
         except StageError:
@@ -116,13 +116,13 @@ class _Estimator:
         if it has steps.
         """
         same = [manifest for manifest in self._earlier if manifest.stage == node.stage.name]
-        found = next((m for m in same if m.name == node.name), same[0] if same else None)
-        if found is None:
+        earlier = next((m for m in same if m.name == node.name), same[0] if same else None)
+        if earlier is None:
             return None
-        took = (found.finished_at - found.started_at).total_seconds()
+        took = (earlier.finished_at - earlier.started_at).total_seconds()
         if steps is None:
             return took
-        before = found.metrics.get("steps", found.config.get("steps"))
+        before = earlier.metrics.get("steps", earlier.config.get("steps"))
         return took / before * steps if isinstance(before, int) and before > 0 else None
 
     def _shapes(self, node: Node) -> dict[str, Shape]:
@@ -134,11 +134,11 @@ class _Estimator:
     def _shape(self, node: Node) -> Shape | None:
         while (start := node.inputs.get("model")) is not None:
             node = self._graph[start]
-        model, made = self._known.seen.models.get(node.name), self._known.finished.get(node.name)
-        counted = made.metrics.get("parameters") if made is not None else None
+        model, result = self._facts.seen.models.get(node.name), self._facts.finished.get(node.name)
+        counted = result.metrics.get("parameters") if result is not None else None
         if model is None:
             return None
-        return _shape(model.config, self._known.root, counted if isinstance(counted, int) else None)
+        return _shape(model.config, self._facts.root, counted if isinstance(counted, int) else None)
 
 
 def _shape(config: BaseModelConfig, root: Path, parameters: int | None) -> Shape | None:

@@ -128,7 +128,7 @@ def _short(value: Any) -> str:
 def _newest_by_name(manifests: Iterable[Manifest]) -> dict[str, Manifest]:
     newest: dict[str, Manifest] = {}
     for manifest in manifests:
-        known = newest.get(manifest.name)
-        if known is None or manifest.finished_at > known.finished_at:
+        current = newest.get(manifest.name)
+        if current is None or manifest.finished_at > current.finished_at:
             newest[manifest.name] = manifest
     return newest

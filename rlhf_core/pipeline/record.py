@@ -40,12 +40,12 @@ class RunRecord(Config):
     @property
     def evaluations(self) -> Mapping[str, Mapping[str, Mapping[str, MetricValue]]]:
         """The metrics of each evaluation stage, by its name, and of each model that it evaluated."""
-        found: dict[str, dict[str, Mapping[str, MetricValue]]] = {}
+        metrics: dict[str, dict[str, Mapping[str, MetricValue]]] = {}
         for node in self.nodes:
             if node.ref.stage == Kind.EVALUATION:
                 stage, _, model = node.name.partition(".")
-                found.setdefault(stage, {})[model] = node.metrics
-        return found
+                metrics.setdefault(stage, {})[model] = node.metrics
+        return metrics
 
 
 def record_path(run_id: str) -> str:

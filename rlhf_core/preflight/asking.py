@@ -34,15 +34,15 @@ def ask(
     questions.
     repository: nodes whose result it has are skipped. Raises RecipeError with all problems.
     """
-    asked: dict[str, Question] = {}
+    questions_by_content: dict[str, Question] = {}
     for node in graph.values():
-        own = dict(questions(node))
-        if own and (repository is None or repository.manifest(node.ref) is None):
-            asked = own | asked
-    if not asked:
+        node_questions = dict(questions(node))
+        if node_questions and (repository is None or repository.manifest(node.ref) is None):
+            questions_by_content = node_questions | questions_by_content
+    if not questions_by_content:
         return []
     with ThreadPoolExecutor(at_once) as threads:
-        answers = list(threads.map(lambda question: question(), asked.values()))
+        answers = list(threads.map(lambda question: question(), questions_by_content.values()))
     if problems := [answer.problem for answer in answers if answer.problem]:
         raise RecipeError("\n".join(dict.fromkeys(problems)))
     return list(dict.fromkeys(answer.note for answer in answers if answer.note))

@@ -71,8 +71,8 @@ def _called(judge: RewardConfig | AnyEnvironment, rows: list[Located]) -> Iterat
         return
     for below, part in parts.items():
         if isinstance(part, Called) and part.call_before_job:
-            own = (row for row in rows if isinstance(judge, FunctionReward) or judge.of_row(row[1]) is part)
-            if (first := next(own, None)) is not None:
+            own_rows = (row for row in rows if isinstance(judge, FunctionReward) or judge.of_row(row[1]) is part)
+            if (first := next(own_rows, None)) is not None:
                 yield below, part, first
 
 
@@ -91,10 +91,10 @@ def _answer(place: str, config: Called, prompt: str, located: Located, root: Pat
     if "did not return within" in first and _seconds(config) < config.timeout_seconds:
         return Answer(note=f"{place}: {first}; its job waits {config.timeout_seconds:g} s")
     at = last_place(traceback, config.path, (root / config.path).parent)
-    said = f"{place}: {first}{f' ({at})' if at else ''}; it was called with the completion {REPLY!r} of {located[0]}"
+    message = f"{place}: {first}{f' ({at})' if at else ''}; it was called with the completion {REPLY!r} of {located[0]}"
     if tolerated:
-        return Answer(note=said)
-    return Answer(f"{said} (`call_before_job: false` if it needs what only its job has)")
+        return Answer(note=message)
+    return Answer(f"{message} (`call_before_job: false` if it needs what only its job has)")
 
 
 def _seconds(config: Called) -> float:

@@ -58,7 +58,7 @@ def _check_file(root: Path, file: str, path: str) -> None:
 def _imported_beside(root: Path, path: str, files: Sequence[str]) -> list[str]:
     """Return the files in the folder of `path` that it imports, directly or through others, as paths in the recipe."""
     folder = posixpath.dirname(posixpath.normpath(path))
-    found: dict[str, None] = {}
+    files_seen: dict[str, None] = {}
     pending = [posixpath.normpath(path), *(file for file in files if file.endswith(".py"))]
     while pending:
         here = pending.pop()
@@ -67,10 +67,10 @@ def _imported_beside(root: Path, path: str, files: Sequence[str]) -> list[str]:
             if not is_relative and _is_installed(module.partition("/")[0], (root / path).parent):
                 continue  # it goes before a file of the user's
             for file in _files_of(root, folder, module):
-                if file not in found:
-                    found[file] = None
+                if file not in files_seen:
+                    files_seen[file] = None
                     pending.append(file)
-    return sorted(found.keys() - {posixpath.normpath(path)})
+    return sorted(files_seen.keys() - {posixpath.normpath(path)})
 
 
 def _imports(source: bytes, package: str) -> Iterator[tuple[str, bool]]:
@@ -107,7 +107,7 @@ def _is_installed(name: str, folder: Path) -> bool:
     """Whether the top-level module `name` is Python's or is installed outside of the user's `folder`."""
     # Not sys.path: folders of other users' code may have been added to it.
     installed = {sysconfig.get_path(scheme) for scheme in ("stdlib", "platstdlib", "purelib", "platlib")}
-    ours = str(Path(rlhf_core.__file__).parents[1])
-    places = [place for place in (*sorted(installed), ours) if Path(place).resolve() != folder.resolve()]
-    found = PathFinder.find_spec(name, places)
-    return name in sys.stdlib_module_names or (found is not None and found.origin is not None)
+    project = str(Path(rlhf_core.__file__).parents[1])
+    places = [place for place in (*sorted(installed), project) if Path(place).resolve() != folder.resolve()]
+    spec = PathFinder.find_spec(name, places)
+    return name in sys.stdlib_module_names or (spec is not None and spec.origin is not None)

@@ -19,18 +19,18 @@ def check_columns(recipe: Recipe, samples: Mapping[str, Sample]) -> Iterator[str
     """Yield a problem for each column that `columns` renames to a name that nothing reads."""
     for name in samples:
         config = recipe.data[name]
-        known = format_of(config.format).reads
+        readable = format_of(config.format).reads
         for target in config.columns:
             if target == _ID:
                 yield (
                     f"data.{name}.columns: `{_ID}` is made of the content of a row: leave it out, or call the column "
                     f"`{UNUSED}`"
                 )
-            elif known is not None and target not in {*known, UNUSED}:
+            elif readable is not None and target not in {*readable, UNUSED}:
                 yield (
                     f"data.{name}.columns: the format {config.format} has no column `{target}`"
-                    f"{did_you_mean(target, [*known, UNUSED])}; it has {', '.join(sorted(known))}, and `{UNUSED}` "
-                    "leaves one out"
+                    f"{did_you_mean(target, [*readable, UNUSED])}; it has {', '.join(sorted(readable))}, and "
+                    f"`{UNUSED}` leaves one out"
                 )
 
 

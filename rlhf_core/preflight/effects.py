@@ -15,7 +15,7 @@ def check_effects(recipe: Recipe, nodes: Mapping[str, Draft], samples: Mapping[s
 
     samples: the readable rows, after the checks of `overlap` have removed held-out ones.
     """
-    compared = [name for name, known in samples.items() if known]
+    compared = [name for name, rows in samples.items() if rows]
     for name, by, on in _tested_on_what_is_trained(recipe, nodes):
         if name in recipe.data and name not in compared and recipe.data[name].on_overlap == "error":
             yield (
@@ -58,8 +58,8 @@ def _unused_datasets(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[str
 def _unread_models(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[str]:
     """Yield models that nothing reads, except the last one, the result of the run."""
     read = {other for node in nodes.values() if not node.stage.reads_all for other in node.inputs.values()}
-    made = [name for name, config in recipe.stages.items() if config.makes == "model" and name in nodes]
-    for name in made[:-1]:
+    models = [name for name, config in recipe.stages.items() if config.makes == "model" and name in nodes]
+    for name in models[:-1]:
         if not {name, f"merge.{name}"} & (read - _merges(nodes, name)):
             yield f"nothing reads the result of `{name}`, and it is not the last model of the recipe"
 

@@ -65,8 +65,8 @@ def _rows_of(environment: EnvironmentConfig, node: Draft, samples: Mapping[str, 
         if isinstance(judged.judge, AnyEnvironment):
             for located in samples.get(datasets[judged.dataset], []):
                 try:
-                    own = judged.judge.of_row(located[1]) is environment
+                    is_own = judged.judge.of_row(located[1]) is environment
                 except RecipeError:  # `check_rewards` says that the row names none
-                    own = False
-                rows += [located] if own else []
+                    is_own = False
+                rows += [located] if is_own else []
     return rows

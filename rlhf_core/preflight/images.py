@@ -24,8 +24,8 @@ def check_images(
     """
     makers = {use.node.section: use for use in uses if use.dataset == use.node.config.prompts_of}
     for use in uses:
-        if found := next(_problems(use, makers, samples, models.get(use.node.name)), None):
-            yield f"{use.setting}: {found}"
+        if problem := next(_problems(use, makers, samples, models.get(use.node.name)), None):
+            yield f"{use.setting}: {problem}"
 
 
 def _problems(
@@ -58,13 +58,13 @@ def _rows_with_images(
     makers: the use of its dataset by each stage that makes one. Yields nothing if no row is known to have images, or an
     earlier stage rejects them.
     """
-    made = dataset
+    result = dataset
     while dataset in makers and dataset not in samples:
         maker = makers[dataset]
         if not maker.read_by.reads.images or maker.node.config.text_readers:
             return
         dataset = maker.dataset
-    kept = f", which `{made}` keeps" if made != dataset else ""
+    kept = f", which `{result}` keeps" if result != dataset else ""
     for where, row in samples.get(dataset, []):
         if images_of_row(row):
             yield f"{where} in `data.{dataset}` has images{kept}", row

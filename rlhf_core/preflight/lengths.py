@@ -103,10 +103,10 @@ def tokenizer_of(model: BaseModel, root: Path) -> Tokenizer:
     """Return the tokenizer of an available base model."""
     match model.config.source:
         case ScratchModel() as source:
-            own = scratch_tokenizer(source)
+            tokenizer = scratch_tokenizer(source)
         case FolderModel(path=path):
-            own = load_tokenizer(root / path)
-    return with_template(own, model.config, root.joinpath)
+            tokenizer = load_tokenizer(root / path)
+    return with_template(tokenizer, model.config, root.joinpath)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class _Length:
 
 def _too_long(use: Use, limit: RowLimit, lengths: list[_Length], truncatable: bool) -> Iterator[str]:
     section = use.node.section
-    longest = max(lengths, key=lambda found: found.tokens)
+    longest = max(lengths, key=lambda length: length.tokens)
     if not limit.completion_setting:
         if longest.tokens > limit.tokens:
             yield (

@@ -43,8 +43,8 @@ def code_problems(named: Sequence[tuple[str, UserCode]], root: Path) -> list[str
         files.setdefault((config.path, *config.files), {})[key] = config
     problems: dict[str, str] = {}
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for found in threads.map(lambda functions: _problems_of_file(functions, root), files.values()):
-            problems |= found
+        for problems_of_file in threads.map(lambda functions: _problems_of_file(functions, root), files.values()):
+            problems |= problems_of_file
     return [f"{name}: {problems[key]}" for key, (name, _) in zip(keys, named, strict=True) if key in problems]
 
 
@@ -140,8 +140,8 @@ def _why(text: str, path: str, folder: Path, last_line: str) -> str:
     folder: the folder of the file. last_line: of its output.
     """
     if ended := _ENDED.search(text):
-        said = f"; the last it wrote: {last_line}" if last_line else ""
-        return f"{path} cannot be loaded: its process {ended[1]}, while it ran the file{said}"
+        last = f"; the last it wrote: {last_line}" if last_line else ""
+        return f"{path} cannot be loaded: its process {ended[1]}, while it ran the file{last}"
     place, raised = last_place(text, path, folder), _RAISED.search(text)
     if place and raised:
         return f"{path} cannot be loaded: {place}: {_with_hint(raised[1])}"

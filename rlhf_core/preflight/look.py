@@ -59,7 +59,7 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     uses = [use for use in all_uses if use.dataset in recipe.data]
     problems += check_columns(recipe, samples)
     counted = {
-        name: known for name in rows if (known := known_rows(recipe.data[name], samples[name], root)) is not None
+        name: count for name in rows if (count := known_rows(recipe.data[name], samples[name], root)) is not None
     }
     problems += check_effects(recipe, nodes, rows)
     problems += check_rewards(nodes, rows)

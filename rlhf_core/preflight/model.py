@@ -67,14 +67,14 @@ def _check_base(node: Draft, config: BaseModelConfig, nodes: Mapping[str, Draft]
             renders = any(other.stage.needs_template for other in users)
             needs_template = renders and not _brings_template(config)
             hub = "" if os.path.lexists(root / path) else hub_hint(path)
-            found = [
+            problems = [
                 f"{node.section}.source.path: {path}: {problem}{hub}"
                 for problem in base_folder_problems(
                     root / path, reward_model=config.kind == "reward_model", needs_template=needs_template
                 )
             ]
-            if found:
-                return found
+            if problems:
+                return problems
             model = _base_model(config, root)
             assert model is not None
             return [
@@ -119,8 +119,8 @@ def _base_model(config: BaseModelConfig, root: Path) -> BaseModel | None:
         case FolderModel(path=path) if "://" not in path:
             settings = read_object(root / path / "config.json")
             stored = text_config(settings).get("max_position_embeddings")
-            found = inspected(root / path, reward_model=config.kind == "reward_model")
-            return BaseModel(config, stored if isinstance(stored, int) else None, settings, found)
+            inspection = inspected(root / path, reward_model=config.kind == "reward_model")
+            return BaseModel(config, stored if isinstance(stored, int) else None, settings, inspection)
         case _:
             return None
 
@@ -203,8 +203,8 @@ def _experts(users: Sequence[Draft], config: Mapping[str, Any]) -> Iterator[str]
     for node in users:
         for setting, coefficient in node.config.moe_coefficients().items():
             if coefficient > 0:
-                asked = f"{node.section}.{setting} is {coefficient:g}"
-                yield f"{asked}, but the base model has no experts to balance; set it 0"
+                setting_text = f"{node.section}.{setting} is {coefficient:g}"
+                yield f"{setting_text}, but the base model has no experts to balance; set it 0"
 
 
 def _brings_template(config: BaseModelConfig) -> bool:

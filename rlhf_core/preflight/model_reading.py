@@ -33,11 +33,11 @@ def inspected(folder: Path, *, reward_model: bool) -> Inspection | None:
     if find_spec("torch") is None:
         return None
     head: Head = "scalar" if reward_model else "causal"
-    found = Inspection(**json.loads(_answer(folder, head, _key(folder, head))))
+    inspection = Inspection(**json.loads(_answer(folder, head, _key(folder, head))))
     # The answer is that of the headers: what the tensors hold may have changed since.
-    if (problem := untied_problem(folder, found.tied)) is not None:
+    if (problem := untied_problem(folder, inspection.tied)) is not None:
         raise StageError(problem)
-    return found
+    return inspection
 
 
 def _key(folder: Path, head: Head) -> str:
@@ -78,9 +78,9 @@ def _ask(folder: Path, head: Head) -> str:
         ) from error
     if done.returncode == 0:
         return done.stdout
-    said = done.stderr.strip().rpartition("\n")[2].removeprefix(f"{folder}: ")
-    if done.returncode == 1 and said:
-        raise StageError(said)
+    last_line = done.stderr.strip().rpartition("\n")[2].removeprefix(f"{folder}: ")
+    if done.returncode == 1 and last_line:
+        raise StageError(last_line)
     raise StageError(
         "transformers ended while it built a model by config.json, perhaps out of memory: fetch the folder again"
     )

@@ -22,32 +22,34 @@ def reading_notes(use: Use, tokenizer: Tokenizer, rows: list[Located], data_form
 
 def _special(use: Use, tokenizer: Tokenizer, rows: list[Located], data_format: Format) -> Iterator[str]:
     """Yield a note if rows contain special tokens: a chat template may have been applied already."""
-    found = [
+    with_tokens = [
         (where, tokens) for where, row in rows if (tokens := special_tokens_in(tokenizer, data_format.whole_text(row)))
     ]
-    if found:
-        where, tokens = found[0]
+    if with_tokens:
+        where, tokens = with_tokens[0]
         yield (
-            f"{use.setting}: {len(found)} of {len(rows)} rows of `data.{use.dataset}` hold special tokens of the "
+            f"{use.setting}: {len(with_tokens)} of {len(rows)} rows of `data.{use.dataset}` hold special tokens of the "
             f"tokenizer, such as `{tokens[0]}` in {where}, which are read as text: only the chat template writes them"
         )
 
 
 def _unknown(use: Use, tokenizer: Tokenizer, rows: list[Located], data_format: Format) -> Iterator[str]:
-    found = [(where, unknown) for where, row in rows if (unknown := unknown_in(tokenizer, data_format.whole_text(row)))]
-    if found:
-        where, unknown = found[0]
+    with_unknown = [
+        (where, unknown) for where, row in rows if (unknown := unknown_in(tokenizer, data_format.whole_text(row)))
+    ]
+    if with_unknown:
+        where, unknown = with_unknown[0]
         yield (
-            f"{use.setting}: {len(found)} of {len(rows)} rows of `data.{use.dataset}` hold what the tokenizer does not "
-            f"know, such as `{unknown[:40]}` in {where}, and reads as {tokenizer.unk_token}: the model can neither see "
-            "nor write it"
+            f"{use.setting}: {len(with_unknown)} of {len(rows)} rows of `data.{use.dataset}` hold what the tokenizer "
+            f"does not know, such as `{unknown[:40]}` in {where}, and reads as {tokenizer.unk_token}: the model can "
+            "neither see nor write it"
         )
 
 
 def _changed(use: Use, tokenizer: Tokenizer, rows: list[Located]) -> Iterator[str]:
-    found = [where for where, row in rows if "messages" in row and not is_written_whole(tokenizer, row)]
-    if found:
+    changed = [where for where, row in rows if "messages" in row and not is_written_whole(tokenizer, row)]
+    if changed:
         yield (
-            f"{use.setting}: the chat template leaves out or changes a part of the last reply in {len(found)} of "
-            f"{len(rows)} rows of `data.{use.dataset}`, such as {found[0]}: that part is not trained as it stands"
+            f"{use.setting}: the chat template leaves out or changes a part of the last reply in {len(changed)} of "
+            f"{len(rows)} rows of `data.{use.dataset}`, such as {changed[0]}: that part is not trained as it stands"
         )

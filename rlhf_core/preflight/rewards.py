@@ -15,18 +15,18 @@ from rlhf_core.preflight.samples import Located
 
 def judging_functions(nodes: Mapping[str, Draft]) -> list[tuple[str, UserCode]]:
     """Return the user code of rewards and environments, each with its setting."""
-    found: list[tuple[str, UserCode]] = []
+    functions: list[tuple[str, UserCode]] = []
     for node in nodes.values():
         for judged in node.config.judges():
             judge = judged.judge
             place = f"{node.section}.{judged.setting}"
             if isinstance(judge, FunctionReward):
-                found.append((place, judge))
+                functions.append((place, judge))
             elif isinstance(judge, AnyEnvironment):
                 for part, environment in judge.parts().items():
                     for below, code in environment.code().items():
-                        found.append((".".join(filter(None, (place, part, below))), code))
-    return found
+                        functions.append((".".join(filter(None, (place, part, below))), code))
+    return functions
 
 
 def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]]) -> list[str]:

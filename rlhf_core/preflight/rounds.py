@@ -26,12 +26,12 @@ def check_round(
     """
     loop = recipe.loop
     assert loop is not None, "it has rounds"
-    made = repository.manifest(graph[f"data.{loop.prompts}"].ref)
-    known = rows.get(loop.prompts) if made is None else int(made.metrics["rows"] or 0)
+    dataset = repository.manifest(graph[f"data.{loop.prompts}"].ref)
+    total = rows.get(loop.prompts) if dataset is None else int(dataset.metrics["rows"] or 0)
     before = None if start.previous_prompts is None else repository.manifest(start.previous_prompts)
     used = 0 if before is None else int(before.metrics["rows"] or 0) + int(before.metrics["used_before"] or 0)
-    if known is not None and repository.manifest(graph[PROMPTS].ref) is None and known - used < loop.prompts_per_round:
-        raise RecipeError(f"data.{loop.prompts}: {out_of_prompts(max(0, known - used), loop.prompts_per_round, used)}")
+    if total is not None and repository.manifest(graph[PROMPTS].ref) is None and total - used < loop.prompts_per_round:
+        raise RecipeError(f"data.{loop.prompts}: {out_of_prompts(max(0, total - used), loop.prompts_per_round, used)}")
     begun = "" if start.prompts is None else ", which was started and has not ended"
     from_what = f"the model of `{loop.start}`" if start.accepted is None else str(start.accepted)
     yield f"round {start.number} of {recipe.name}{begun}: from {from_what}; {used} prompts were used before"

@@ -140,14 +140,14 @@ def rows_of(recipe: Recipe, samples: Mapping[str, Sample], name: str) -> Rows:
 
 def _with_excluded(recipe: Recipe, names: list[str]) -> list[str]:
     """Return `names` and the datasets they exclude, without unknown ones, which the graph reports."""
-    found: list[str] = []
+    included: list[str] = []
     pending = list(reversed(names))
     while pending:
         name = pending.pop()
-        if name in recipe.data and name not in found:
-            found.append(name)
+        if name in recipe.data and name not in included:
+            included.append(name)
             pending += recipe.data[name].exclude
-    return found
+    return included
 
 
 def sources_of(config: DatasetConfig) -> list[Source]:

@@ -25,17 +25,17 @@ _INSTEAD = "a recipe is kept with every result and shown in Prefect. Put it into
 
 def check_secrets(recipe: Recipe) -> list[str]:
     """Return a problem for every setting with a credential, without repeating it."""
-    return [f"`{key}` {what}: {_INSTEAD}{_how(key)}" for key, what in _found("", recipe.model_dump(mode="json"))]
+    return [f"`{key}` {what}: {_INSTEAD}{_how(key)}" for key, what in _credentials("", recipe.model_dump(mode="json"))]
 
 
-def _found(key: str, value: Any) -> Iterator[tuple[str, str]]:
+def _credentials(key: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yield the dotted key of each such setting in `value`, and the problem."""
     if isinstance(value, dict):
         for name, item in value.items():
-            yield from _found(f"{key}.{name}" if key else str(name), item)
+            yield from _credentials(f"{key}.{name}" if key else str(name), item)
     elif isinstance(value, list):
         for item in value:
-            yield from _found(key, item)
+            yield from _credentials(key, item)
     elif isinstance(value, str) and (what := _wrong(key.rpartition(".")[2], value)):
         yield key, what
 

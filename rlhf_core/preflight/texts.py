@@ -19,7 +19,7 @@ def check_texts(nodes: Mapping[str, Draft], samples: Mapping[str, list[Located]]
     for node in nodes.values():
         datasets = {setting.path: setting.names[0] for setting in node.input_settings if setting.names}
         for judged in node.config.judges():
-            known = samples.get(datasets[judged.dataset], [])
+            rows = samples.get(datasets[judged.dataset], [])
             match judged.judge:
                 case JudgeReward(template=template, tolerated_failures=share):
                     setting = "template"
@@ -27,21 +27,21 @@ def check_texts(nodes: Mapping[str, Draft], samples: Mapping[str, list[Located]]
                     setting = "query"
                 case _:
                     continue
-            problem = text_problem(template, known, {"completion": "completion"}, tolerates=share > 0)
+            problem = text_problem(template, rows, {"completion": "completion"}, tolerates=share > 0)
             if problem is not None:
                 yield f"{node.section}.{judged.setting}.{setting}: {problem}"
 
 
-def text_problem(template: str, known: list[Located], texts: Mapping[str, str], *, tolerates: bool) -> str | None:
+def text_problem(template: str, located: list[Located], texts: Mapping[str, str], *, tolerates: bool) -> str | None:
     """Return the reason why the template cannot be rendered for the readable rows; None if it can.
 
     texts: in place of completions; tolerates: it may fail for a row.
     """
-    known = known[:_TRIED_ROWS]
-    rows: Sequence[Mapping[str, Any]] = [row for _, row in known]
+    located = located[:_TRIED_ROWS]
+    rows: Sequence[Mapping[str, Any]] = [row for _, row in located]
     # Of rows that are not at hand, or may fail, only whether the template ends.
     problem = template_problem(template, rows or [_ANY_ROW], texts, lenient=tolerates or not rows)
     if problem is None:
         return None
-    where = next((where for where, row in known if f"row {row['id']}:" in problem), "")
+    where = next((where for where, row in located if f"row {row['id']}:" in problem), "")
     return problem + (f" ({where})" if where else "")

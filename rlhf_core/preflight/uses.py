@@ -37,7 +37,7 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
         unserved = problems_on_cpu(model.settings, config.engines, _dtype(nodes, node.name))
         yield from (f"rollout: {problem}" for problem in unserved)
     if config.engines is not None and config.engines.gpus_of_engine > 1:
-        yield from (f"rollout: {said}" for said in split_problems(model.class_settings, config.engines))
+        yield from (f"rollout: {reason}" for reason in split_problems(model.class_settings, config.engines))
     yield from _readers(config, node, models, root)
     if config.engines is not None:
         yield from _judges(config, config.engines.max_length, node, nodes, models, root)

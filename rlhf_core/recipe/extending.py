@@ -27,12 +27,12 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, list[Pat
     above: the files that extend it, which it may not extend itself. Raises RecipeError.
     """
     try:
-        own = read_yaml_file(path)
+        values = read_yaml_file(path)
     except YAMLTextError as error:
         raise RecipeError(f"{path}: {error}") from error
-    if not isinstance(own, dict) or EXTENDS not in own:
-        return own, [path]
-    extended = _find(path, own.pop(EXTENDS))
+    if not isinstance(values, dict) or EXTENDS not in values:
+        return values, [path]
+    extended = _find(path, values.pop(EXTENDS))
     if extended in (*above, path):
         raise RecipeError(f"{path}: `{EXTENDS}`: {extended.name} extends this file itself; take one of both away")
     if len(above) >= _MOST_EXTENDED:
@@ -40,45 +40,45 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, list[Pat
     base, files = read_recipe(extended, (*above, path))
     if not isinstance(base, dict):
         raise RecipeError(f"{extended}: {path.name} extends it, but it is no recipe")
-    for name in [name for name in own if name in base and name not in Recipe.model_fields]:
-        if own[name] is None or (isinstance(own[name], str) and own[name] in NULL_WORDS):
-            del base[name], own[name]  # a stage is taken away, whatever its name
-    return merged(base, own), [path, *files]
+    for name in [name for name in values if name in base and name not in Recipe.model_fields]:
+        if values[name] is None or (isinstance(values[name], str) and values[name] in NULL_WORDS):
+            del base[name], values[name]  # a stage is taken away, whatever its name
+    return merged(base, values), [path, *files]
 
 
 def _find(path: Path, name: Any) -> Path:
     beside = [other.stem for other in sorted(path.parent.glob("*.yaml")) if other != path]
     shipped = known_recipes()
     names = dict.fromkeys([*beside, *shipped])
-    known = f"{did_you_mean(str(name), names)}; there are {', '.join(names) or 'none'}"
+    hint = f"{did_you_mean(str(name), names)}; there are {', '.join(names) or 'none'}"
     if not isinstance(name, str) or Path(name).name != name:
-        raise RecipeError(f"{path}: `{EXTENDS}` names a recipe of the same folder, or a shipped one{known}")
-    found = path.with_name(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
-    if found.stem in shipped and (not os.path.lexists(found) or found == path != shipped[found.stem]):
-        return shipped[found.stem]
-    if problem := file_problem(found):
-        raise RecipeError(f"{path}: `{EXTENDS}`: {found.name}: {problem}{known}")
-    return found
+        raise RecipeError(f"{path}: `{EXTENDS}` names a recipe of the same folder, or a shipped one{hint}")
+    file = path.with_name(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    if file.stem in shipped and (not os.path.lexists(file) or file == path != shipped[file.stem]):
+        return shipped[file.stem]
+    if problem := file_problem(file):
+        raise RecipeError(f"{path}: `{EXTENDS}`: {file.name}: {problem}{hint}")
+    return file
 
 
-def merged(base: Any, own: Any) -> Any:
-    """Merge `own` over `base`. Mappings are merged key by key, unless they are of another `stage` or `type`; anything
-    else, a list or null too, is replaced.
+def merged(base: Any, override: Any) -> Any:
+    """Merge `override` over `base`. Mappings are merged key by key, unless they are of another `stage` or `type`;
+    anything else, a list or null too, is replaced.
     """
-    if not isinstance(base, dict) or not isinstance(own, dict):
-        return own
-    if any(key in own and own[key] != base.get(key) for key in _CHOOSERS):
-        return own
-    both = {**base, **{key: merged(base.get(key), value) for key, value in own.items()}}
-    return {key: both[key] for key in _order(list(base), list(own))}
+    if not isinstance(base, dict) or not isinstance(override, dict):
+        return override
+    if any(key in override and override[key] != base.get(key) for key in _CHOOSERS):
+        return override
+    both = {**base, **{key: merged(base.get(key), value) for key, value in override.items()}}
+    return {key: both[key] for key in _order(list(base), list(override))}
 
 
-def _order(base: list[str], own: list[str]) -> list[str]:
-    """Return the keys of `base`, each new key of `own` inserted before the next one of `own` that both have: the order
-    of stages counts.
+def _order(base: list[str], override: list[str]) -> list[str]:
+    """Return the keys of `base`, each new key of `override` inserted before its next key that both have: the order of
+    stages counts.
     """
     order, place = list(base), len(base)
-    for key in reversed(own):
+    for key in reversed(override):
         if key in base:
             place = order.index(key)
         else:

@@ -17,9 +17,9 @@ class RecipeFolder(PosixPath):
     others: tuple[Path, ...] = ()
 
     def __truediv__(self, name: Any) -> Path:  # type: ignore[override]
-        own = Path(self, name)
-        places = (own, *(Path(other, name) for other in self.others))
-        return next((place for place in places if os.path.lexists(place)), own)
+        first = Path(self, name)
+        places = (first, *(Path(other, name) for other in self.others))
+        return next((place for place in places if os.path.lexists(place)), first)
 
     def __reduce__(self) -> Any:
         return recipe_folder, ((Path(self), *self.others),)
@@ -27,10 +27,10 @@ class RecipeFolder(PosixPath):
 
 def recipe_folder(folders: Sequence[Path]) -> Path:
     """Return the folder of a recipe, `folders[0]`, with those of the recipes that it extends."""
-    own, *others = dict.fromkeys(folder.resolve() for folder in folders)
+    first, *others = dict.fromkeys(folder.resolve() for folder in folders)
     if not others:
-        return own
-    folder = RecipeFolder(own)
+        return first
+    folder = RecipeFolder(first)
     folder.others = tuple(others)
     return folder
 

@@ -39,7 +39,7 @@ def walk(data: Any, location: Sequence[Any]) -> Iterator[Part]:
             yield Part(part, True, here, here)  # `tuple[str, ...]`: one of several types
         else:
             data = _item(data, part)
-            below = [found for annotation in here for found in _below(annotation, part, data)]
+            below = [below_annotation for annotation in here for below_annotation in _below(annotation, part, data)]
             yield Part(part, False, here, below)
             here = below
 

@@ -60,12 +60,13 @@ def _find(name_or_path: str) -> Path:
         if problem := file_problem(path):
             raise RecipeError(f"{path}: {problem}")
         return path
-    known = known_recipes()
-    if name_or_path in known:
-        return known[name_or_path]
-    named = f"known by name are {', '.join(known)}" if known else f"{RECIPES_VARIABLE} names no folder of recipes"
+    recipes = known_recipes()
+    if name_or_path in recipes:
+        return recipes[name_or_path]
+    named = f"known by name are {', '.join(recipes)}" if recipes else f"{RECIPES_VARIABLE} names no folder of recipes"
     raise RecipeError(
-        f"unknown recipe `{name_or_path}`{did_you_mean(name_or_path, known)}; {named}, or give the path of a .yaml file"
+        f"unknown recipe `{name_or_path}`{did_you_mean(name_or_path, recipes)}; {named}, or give the path of a "
+        ".yaml file"
     )
 
 
@@ -73,13 +74,13 @@ def _apply_override(data: dict[str, Any], override: str) -> Override:
     """Apply the override to `data` in place and return it."""
     key, equals, value = override.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
-    said = f"override `{one_line(override)}`"
+    label = f"override `{one_line(override)}`"
     if not is_unicode(override):
-        raise RecipeError(f"{said}: it is not UTF-8: write it in a terminal that is")
+        raise RecipeError(f"{label}: it is not UTF-8: write it in a terminal that is")
     if not equals or not all(keys) or len(keys) > _MOST_KEYS:
-        raise RecipeError(f"{said}: write it as key.key=value, such as rl.steps=200")
+        raise RecipeError(f"{label}: write it as key.key=value, such as rl.steps=200")
     if keys[0] == EXTENDS:
-        raise RecipeError(f"{said}: what a recipe extends is read before overrides are: write it in the recipe's file")
+        raise RecipeError(f"{label}: what a recipe extends is read before overrides are: write it in the recipe's file")
     *sections, last = keys
     target = data
     for depth, section in enumerate(sections, 1):
@@ -88,14 +89,14 @@ def _apply_override(data: dict[str, Any], override: str) -> Override:
             inner = target[section] = {}
         if not isinstance(inner, dict):
             raise RecipeError(
-                f"{said}: `{one_line('.'.join(keys[:depth]))}` is {_kind(inner)}, it has no keys below it"
+                f"{label}: `{one_line('.'.join(keys[:depth]))}` is {_kind(inner)}, it has no keys below it"
                 + ("; give the whole list, such as key=[a, b]" if isinstance(inner, list) else "")
             )
         target = inner
     try:
         parsed = read_yaml(value)
     except YAMLTextError as error:
-        raise RecipeError(f"{said}: {error}") from error
+        raise RecipeError(f"{label}: {error}") from error
     if parsed is None and len(keys) == 1 and last in data and last not in Recipe.model_fields:
         del data[last]  # a stage is taken away, whatever its name
     else:
@@ -109,17 +110,17 @@ def _validate(data: dict[str, Any], places: Places) -> Recipe:
         # Through JSON, so that strict types still take a YAML list for a tuple.
         return Recipe.model_validate_json(json.dumps(data))
     except ValidationError as error:
-        found: dict[tuple[Any, ...], str] = {}
+        texts: dict[tuple[Any, ...], str] = {}
         for problem in (*error.errors(), *_problems_of_stages(data, error)):
             if _follows_from_another(problem):
                 continue
-            if len(found) == _MOST_MISTAKES:
+            if len(texts) == _MOST_MISTAKES:
                 break
             location, text = sentence(data, problem)
-            known = found.setdefault(tuple(location), text)
-            if known != text:  # what may stand there is of one type or another: `a` or a list
-                found[tuple(location)] = f"{known}; or {text.partition(': ')[2]}"
-        raise RecipeError("\n".join(one_line(f"{places.of(at)}: {text}") for at, text in found.items())) from error
+            earlier = texts.setdefault(tuple(location), text)
+            if earlier != text:  # what may stand there is of one type or another: `a` or a list
+                texts[tuple(location)] = f"{earlier}; or {text.partition(': ')[2]}"
+        raise RecipeError("\n".join(one_line(f"{places.of(at)}: {text}") for at, text in texts.items())) from error
 
 
 def _follows_from_another(problem: Any) -> bool:
@@ -139,8 +140,8 @@ def _problems_of_stages(data: dict[str, Any], error: ValidationError) -> Iterato
             continue
         try:
             Recipe.validated_block(key, data[key])
-        except ValidationError as found:
-            yield from found.errors()
+        except ValidationError as stage_error:
+            yield from stage_error.errors()
 
 
 def _kind(value: Any) -> str:

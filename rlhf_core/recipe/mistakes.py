@@ -71,8 +71,8 @@ def shown(value: Any) -> str:
     return _short(str(value))
 
 
-def one_of(known: Sequence[str]) -> str:
-    return known[0] if len(known) == 1 else f"one of {', '.join(known)}"
+def one_of(values: Sequence[str]) -> str:
+    return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
 
 
 def _short(text: str) -> str:
@@ -81,18 +81,16 @@ def _short(text: str) -> str:
 
 def _unknown_key(parts: list[Part]) -> str:
     *parents, wrong = parts
-    known = sorted({key for config in configs_of(wrong.siblings) for key in keys_of(config)})
-    near = did_you_mean(str(wrong.key), known)
+    keys = sorted({key for config in configs_of(wrong.siblings) for key in keys_of(config)})
+    near = did_you_mean(str(wrong.key), keys)
     inside = _inside(wrong)
     if inside:
         return f"unknown key `{dotted(parts)}`, did you mean `{inside}`?"
-    if str(wrong.key).lower() not in known and (method := method_hint(str(wrong.key))):
+    if str(wrong.key).lower() not in keys and (method := method_hint(str(wrong.key))):
         return f"unknown key `{dotted(parts)}`: {method}"
     if not [part for part in parents if not part.tag]:
         return f"unknown key `{dotted(parts)}`{near}; a stage with a name of its own says which stage it is by `stage:`"
-    listed = (
-        "" if near or not known else f"; `{dotted(parents)}` has {', '.join(key for key in known if key != 'type')}"
-    )
+    listed = "" if near or not keys else f"; `{dotted(parents)}` has {', '.join(key for key in keys if key != 'type')}"
     return f"unknown key `{dotted(parts)}`{near}{listed}"
 
 
@@ -100,14 +98,14 @@ def _inside(wrong: Part) -> str:
     """Return the key of the same name in a mapping next to it, such as `optimizer.learning_rate`; empty if there is
     none, or several.
     """
-    found = [
+    candidates = [
         f"{name}.{wrong.key}"
         for config in configs_of(wrong.siblings)
         for name, field in config.model_fields.items()
         for below in configs_of([field.annotation])
         if wrong.key in below.model_fields
     ]
-    return found[0] if len(set(found)) == 1 else ""
+    return candidates[0] if len(set(candidates)) == 1 else ""
 
 
 def _meaning(parts: Sequence[Part]) -> str:
@@ -127,8 +125,8 @@ def _may_be_left_out(parts: Sequence[Part]) -> bool:
 
 def _kinds(parts: Sequence[Part]) -> list[str]:
     """Return the valid values of `type` at this place."""
-    found = [kind for config in configs_of(parts[-1].below) for kind in _tags(config)]
-    return list(dict.fromkeys(found))
+    tags = [kind for config in configs_of(parts[-1].below) for kind in _tags(config)]
+    return list(dict.fromkeys(tags))
 
 
 def _tags(config: type[Config]) -> Iterator[str]:
@@ -155,8 +153,8 @@ def _expected(kind: str, problem: Mapping[str, Any], parts: Sequence[Part]) -> s
             return "it must not be empty"
         case "literal_error":
             choices = re.findall(r"'([^']*)'|(\d+|True|False)", str(context.get("expected", "")))
-            known = [text or other.lower() for text, other in choices]
-            return f"it must be {one_of(known)}{did_you_mean(str(problem['input']), known)}"
+            expected = [text or other.lower() for text, other in choices]
+            return f"it must be {one_of(expected)}{did_you_mean(str(problem['input']), expected)}"
         case "tuple_type" | "list_type":
             return "it must be a list, such as [a, b]"
         case "too_short":

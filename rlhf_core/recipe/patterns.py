@@ -46,7 +46,7 @@ def _dataset(name: str, config: DatasetConfig, root: Path) -> DatasetConfig:
 def _source(section: str, source: Source, root: Path) -> Source:
     if not isinstance(source, FilesSource):
         return source
-    paths = [found for path in source.paths for found in _files(section, path, root)]
+    paths = [file for path in source.paths for file in _files(section, path, root)]
     return source.model_copy(update={"paths": tuple(paths)})
 
 
@@ -55,12 +55,12 @@ def _files(section: str, path: str, root: Path) -> list[str]:
     if "://" in path or not path:
         return [path]
     try:
-        found = sorted(islice(_matches(path, root), MAX_FILES + 1))
+        files = sorted(islice(_matches(path, root), MAX_FILES + 1))
     except OSError:
         return [path]  # the check of the data says why it cannot be read
-    if len(found) > MAX_FILES:
+    if len(files) > MAX_FILES:
         raise RecipeError(f"{section}: {path}: stands for more than {MAX_FILES} files: name fewer")
-    return found or [path]
+    return files or [path]
 
 
 def _matches(path: str, root: Path) -> Iterator[str]:
@@ -71,10 +71,10 @@ def _matches(path: str, root: Path) -> Iterator[str]:
         yield from (f"{path.rstrip('/')}/{name}" for name in names if _is_data(name) and not (local / name).is_dir())
     elif glob.has_magic(path) and not local.exists():
         for folder in folders_of(root):
-            found = (name for name in glob.iglob(path, root_dir=folder) if not (folder / name).is_dir())
-            if (first := next(found, None)) is not None:
+            file_names = (name for name in glob.iglob(path, root_dir=folder) if not (folder / name).is_dir())
+            if (first := next(file_names, None)) is not None:
                 yield first
-                yield from found
+                yield from file_names
                 return
 
 

@@ -26,8 +26,8 @@ class Places:
         """Return the source position of the value at `location`, a path of keys and indices, or of its nearest parent;
         of a value changed inside by overrides, these too.
         """
-        found = [(file, _lines(root, location)) for file, root in self._roots.items()]
-        file, lines = max(found, key=lambda item: len(item[1]))  # of equals the first
+        lines_by_file = [(file, _lines(root, location)) for file, root in self._roots.items()]
+        file, lines = max(lines_by_file, key=lambda item: len(item[1]))  # of equals the first
         for keys, text in reversed(self.overrides):
             common = _common(keys, location)
             if common == len(keys) or common > len(lines):  # it sets the value, or the section that the file lacks
@@ -53,10 +53,10 @@ def _lines(node: Node | None, location: Sequence[Any]) -> list[int]:
     """Return the line of each part of the location that exists."""
     lines = []
     for part in location:
-        found = _item(node, part) if node is not None else None
-        if found is None:
+        item = _item(node, part) if node is not None else None
+        if item is None:
             break
-        line, node = found
+        line, node = item
         lines.append(line)
     return lines
 
@@ -74,7 +74,7 @@ def _item(node: Node, part: Any) -> tuple[int, Node] | None:
     for key, value in node.value:
         if key.value == _MERGE:
             merged = value.value if isinstance(value, SequenceNode) else [value]
-            found = next((item for other in merged if (item := _item(other, part)) is not None), None)
-            if found is not None:
-                return found
+            merged_item = next((item for other in merged if (item := _item(other, part)) is not None), None)
+            if merged_item is not None:
+                return merged_item
     return None

@@ -69,16 +69,16 @@ class Recipe(KeyedConfig):
     @classmethod
     def block_class(cls, key: str, raw: Any) -> type[Config] | None:
         """Return the class of the stage. Raises ValueError for an unknown one, or for one that is set elsewhere."""
-        given = raw.get("stage") if isinstance(raw, Mapping) else None
-        if given is None:
+        stage = raw.get("stage") if isinstance(raw, Mapping) else None
+        if stage is None:
             return STAGES[key].config if key in cls.block_names() else None
-        if not isinstance(given, str):
+        if not isinstance(stage, str):
             raise ValueError(f"`stage` must be text, one of {', '.join(cls.block_names())}")
-        if given not in cls.block_names():
-            near = did_you_mean(given, cls.block_names())
+        if stage not in cls.block_names():
+            near = did_you_mean(stage, cls.block_names())
             raise ValueError(
-                method_hint(given)
-                or f"there is no stage `{given}` to write here{near}; there are {', '.join(cls.block_names())}"
+                method_hint(stage)
+                or f"there is no stage `{stage}` to write here{near}; there are {', '.join(cls.block_names())}"
             )
         if not _NAME.fullmatch(key):
             raise ValueError(
@@ -90,7 +90,7 @@ class Recipe(KeyedConfig):
             raise ValueError(f"`{key}` stands for no stage where one could be named: choose another name")
         if key == POLICY_START:
             raise ValueError(f"`{key}` is what `critic.start` calls the model that RL starts from: choose another name")
-        return STAGES[given].config
+        return STAGES[stage].config
 
     @classmethod
     def block_names(cls) -> list[str]:

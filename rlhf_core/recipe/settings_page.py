@@ -100,8 +100,8 @@ def _table(config: type[Config], places: list[str], counts: bool) -> str:
             continue
         shown = _value(schema["properties"][name], schema.get("$defs", {}))
         # Of the recipe itself, a stage key has the stage's own section, and one seed: the stage's or the recipe's.
-        own = config is not Recipe or any(_configs(field.annotation))
-        in_key = "yes" if name == "seed" or (counts and own and not is_operational(config, name)) else "no"
+        is_setting = config is not Recipe or any(_configs(field.annotation))
+        in_key = "yes" if name == "seed" or (counts and is_setting and not is_operational(config, name)) else "no"
         meaning = (field.description or "").replace("|", "\\|")
         lines.append(f"| `{name}` | {shown} | {_default(field)} | {in_key} | {meaning} |")
     for name, block in _blocks(config).items():
@@ -114,8 +114,8 @@ def _table(config: type[Config], places: list[str], counts: bool) -> str:
 
 
 def _first_paragraph(config: type[Config]) -> str:
-    own = vars(config).get("__doc__") or ""
-    return " ".join(own.partition("\n\n")[0].split())
+    docstring = vars(config).get("__doc__") or ""
+    return " ".join(docstring.partition("\n\n")[0].split())
 
 
 def _default(field: FieldInfo) -> str:

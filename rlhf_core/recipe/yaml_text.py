@@ -100,8 +100,8 @@ def _explained(reason: str) -> str:
         return f"a tab stands where only spaces may: replace tabs by spaces ({reason})"
     if "another document" in reason:
         return f"`---` begins a second document, but a recipe is one: take it out ({reason})"
-    said = shortened(reason, 100)
-    return next((f"{meaning} ({said})" for part, meaning in _MEANINGS.items() if part in reason), said)
+    short = shortened(reason, 100)
+    return next((f"{meaning} ({short})" for part, meaning in _MEANINGS.items() if part in reason), short)
 
 
 class _Constructor(SafeConstructor):

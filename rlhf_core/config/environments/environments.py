@@ -55,8 +55,8 @@ class AnyEnvironment(TypedConfig):
     def bounds(self) -> tuple[float, float] | None:
         """The lowest and highest total reward of an episode; None if not known in advance."""
         each = [part.bounds for part in self.parts().values()]
-        known = [bounds for bounds in each if bounds is not None]
-        return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(each) else None
+        bounded = [bounds for bounds in each if bounds is not None]
+        return (min(low for low, _ in bounded), max(high for _, high in bounded)) if len(bounded) == len(each) else None
 
     @property
     def is_program(self) -> bool:
@@ -354,13 +354,13 @@ class ByRow(AnyEnvironment, ToleratesFailures):
 
     def name_of(self, row: Mapping[str, Any]) -> str:
         """Return the environment's name in the row. Raises RecipeError if it is none of the names."""
-        known = ", ".join(self.choices)
+        names = ", ".join(self.choices)
         if (name := row.get(self.column)) is None:
-            raise RecipeError(f"the column `{self.column}` must name an environment, one of {known}: there is none")
+            raise RecipeError(f"the column `{self.column}` must name an environment, one of {names}: there is none")
         if not isinstance(name, str) or name not in self.choices:
             nearest = did_you_mean(str(name), self.choices)
             raise RecipeError(
-                f"`{self.column}` is {name!r}, but there is no such environment{nearest}; there are {known}"
+                f"`{self.column}` is {name!r}, but there is no such environment{nearest}; there are {names}"
             )
         return name
 

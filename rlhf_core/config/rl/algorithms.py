@@ -129,10 +129,10 @@ class AlgorithmConfig(Config):
         if self.filtering.score is None and len(sure) > 1:
             raise ValueError(f"filtering looks at one score, and {', '.join(sure)} give one each: set filtering.score")
         if not scorers:
-            given = ", ".join(f"{name} ({reward.type})" for name, reward in self.rewards.items()) or "none"
+            rewards = ", ".join(f"{name} ({reward.type})" for name, reward in self.rewards.items()) or "none"
             raise ValueError(
                 "filtering needs a reward that gives scores from 0 to 1, such as a verifier, or an environment with a "
-                f"`threshold`, and no other does: of `rewards` there is {given}; add one (with weight 0 it is not "
+                f"`threshold`, and no other does: of `rewards` there is {rewards}; add one (with weight 0 it is not "
                 "trained on), or set filtering: null"
             )
         return self

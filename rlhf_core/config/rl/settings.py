@@ -84,19 +84,19 @@ class RLSettings(EnginesConfig, KeyedConfig):
     def text_readers(self) -> tuple[str, ...]:
         """Settings that read text only, without the images of prompts."""
         settings = self.settings
-        found = [f"{self.block}.rewards.{name}" for name in settings.model_rewards]
-        found += [f"{self.block}.teacher"] if settings.teacher is not None else []
-        found += [f"{self.block}.critic"] if settings.critic_settings is not None else []
+        readers = [f"{self.block}.rewards.{name}" for name in settings.model_rewards]
+        readers += [f"{self.block}.teacher"] if settings.teacher is not None else []
+        readers += [f"{self.block}.critic"] if settings.critic_settings is not None else []
         # Of a dataset of completions, the images would not be part.
-        found += ["keep.rollouts_every"] if self.keep.rollouts_every is not None else []
-        return tuple(found)
+        readers += ["keep.rollouts_every"] if self.keep.rollouts_every is not None else []
+        return tuple(readers)
 
     def text_readers_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         environment = self.environment.of_row(row)
-        found = [] if environment.reads_images else ["environment"]
+        readers = [] if environment.reads_images else ["environment"]
         # What programs show is not part of a checkpoint, in which the queue of trajectories is.
-        found += ["asynchronous"] if self.asynchronous is not None and environment.is_program else []
-        return (*self.text_readers, *found)
+        readers += ["asynchronous"] if self.asynchronous is not None and environment.is_program else []
+        return (*self.text_readers, *readers)
 
     @classmethod
     def block_class(cls, key: str, raw: Any) -> type[Config] | None:
@@ -199,25 +199,25 @@ class RLSettings(EnginesConfig, KeyedConfig):
 
     def engines_by_role(self) -> Mapping[str, EngineConfig]:
         settings = self.settings
-        own = {"policy": self.engine, **{f"reward:{name}": r.engine for name, r in settings.model_rewards.items()}}
+        engines = {"policy": self.engine, **{f"reward:{name}": r.engine for name, r in settings.model_rewards.items()}}
         if settings.uses_reference:
-            own["reference"] = settings.kl.engine
+            engines["reference"] = settings.kl.engine
         if settings.teacher is not None:
-            own["teacher"] = settings.teacher.engine
+            engines["teacher"] = settings.teacher.engine
         if settings.critic_settings is not None:
-            own["critic"] = settings.critic_settings.engine
-        return {role: engine or self.engine for role, engine in own.items()}
+            engines["critic"] = settings.critic_settings.engine
+        return {role: engine or self.engine for role, engine in engines.items()}
 
     @property
     def own_placements(self) -> Mapping[str, Placement]:
         """Placements of the frozen models in workers of their own, by role; all others run on the policy's."""
         settings = self.settings
-        own = {f"reward:{name}": reward.placement for name, reward in settings.model_rewards.items()}
+        placements = {f"reward:{name}": reward.placement for name, reward in settings.model_rewards.items()}
         if settings.uses_reference:
-            own["reference"] = settings.kl.placement
+            placements["reference"] = settings.kl.placement
         if settings.teacher is not None:
-            own["teacher"] = settings.teacher.placement
-        return {role: placement for role, placement in own.items() if placement is not None}
+            placements["teacher"] = settings.teacher.placement
+        return {role: placement for role, placement in placements.items() if placement is not None}
 
     @property
     def makes(self) -> Role:

@@ -92,8 +92,8 @@ class RLConfig(RLSettings):
     @model_validator(mode="after")
     def _reference_settings_are_used(self) -> RLConfig:
         kl = self.settings.kl
-        given = {"engine": kl.engine is not None, "offload": kl.offload, "placement": kl.placement is not None}
-        setting = next((name for name, is_given in given.items() if is_given), None)
+        changed = {"engine": kl.engine is not None, "offload": kl.offload, "placement": kl.placement is not None}
+        setting = next((name for name, is_set in changed.items() if is_set), None)
         if self.reference_is_base and setting is not None:
             raise ValueError(
                 f"{self.block}.kl.{setting}: with `lora` the reference is the policy's base with its adapter off, and "
@@ -107,11 +107,11 @@ class RLConfig(RLSettings):
             return self
         policy, reference = self.engine_of("policy"), self.engine_of("reference")
         for name in ("dtype", "attention"):
-            ours, theirs = getattr(policy, name), getattr(reference, name)
-            if ours != theirs:
+            policy_value, reference_value = getattr(policy, name), getattr(reference, name)
+            if policy_value != reference_value:
                 raise ValueError(
-                    f"{self.block}.kl.engine.{name} is {theirs}, but the policy's is {ours}: rounding would count as "
-                    "KL, so that the KL of the policy to itself would not be 0; set both alike"
+                    f"{self.block}.kl.engine.{name} is {reference_value}, but the policy's is {policy_value}: "
+                    "rounding would count as KL, so that the KL of the policy to itself would not be 0; set both alike"
                 )
         return self
 

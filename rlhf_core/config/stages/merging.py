@@ -68,9 +68,9 @@ class MergeModelsConfig(NamedStageConfig):
         if self.method == "slerp" and (len(self.others) > 1 or not 0 <= self.others[0].weight <= 1):
             raise ValueError("slerp goes from `model` to one other model by a weight from 0 to 1; or use linear")
         fields = type(self).model_fields
-        given = [name for name in ("density", "scale") if getattr(self, name) != fields[name].default]
-        if self.method != "ties" and given:
-            raise ValueError(f"{given[0]} is a setting of ties, but the method is {self.method}; leave it out")
+        changed = [name for name in ("density", "scale") if getattr(self, name) != fields[name].default]
+        if self.method != "ties" and changed:
+            raise ValueError(f"{changed[0]} is a setting of ties, but the method is {self.method}; leave it out")
         if self.method == "ties" and any(other.weight <= 0 for other in self.others):
             raise ValueError("ties averages changes by their weights: each must be more than 0")
         return self

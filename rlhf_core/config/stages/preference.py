@@ -54,10 +54,10 @@ class PreferenceConfig(ReferencedConfig):
     @model_validator(mode="after")
     def _reference_is_one(self) -> Self:
         run_here = {"model": None, "engine": None, "offload": False}
-        given = [name for name, default in run_here.items() if getattr(self.reference, name) != default]
-        if self.reference.logprobs and given:
+        changed = [name for name, default in run_here.items() if getattr(self.reference, name) != default]
+        if self.reference.logprobs and changed:
             raise ValueError(
-                f"reference.{given[0]} is for a reference that is run here, and reference.logprobs for one that was "
+                f"reference.{changed[0]} is for a reference that is run here, and reference.logprobs for one that was "
                 "run before; leave one of them out"
             )
         return self

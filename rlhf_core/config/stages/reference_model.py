@@ -82,18 +82,18 @@ class ReferencedConfig(SupervisedPolicyConfig):
     def _reference_is_used(self) -> Self:
         if not self.uses_reference and self.reference != type(self.reference)():
             raise ValueError("there is a block `reference`, but no loss has a reference: leave it out")
-        given = {"engine": self.reference.engine is not None, "offload": self.reference.offload}
-        setting = next((name for name, is_given in given.items() if is_given), None)
+        changed = {"engine": self.reference.engine is not None, "offload": self.reference.offload}
+        setting = next((name for name, is_set in changed.items() if is_set), None)
         if self.reference_is_base and setting is not None:
             raise ValueError(
                 f"reference.{setting}: with `lora` the reference is the policy's base with its adapter off, and has no "
                 "weights of its own; leave it out, or name a model as reference.model"
             )
         for name in ("dtype", "attention"):
-            ours, theirs = getattr(self.engine, name), getattr(self.reference_engine, name)
-            if ours != theirs:
+            policy_value, reference_value = getattr(self.engine, name), getattr(self.reference_engine, name)
+            if policy_value != reference_value:
                 raise ValueError(
-                    f"reference.engine.{name} is {theirs}, but the policy's is {ours}: rounding would count as a "
-                    "preference; set both alike"
+                    f"reference.engine.{name} is {reference_value}, but the policy's is {policy_value}: rounding would "
+                    "count as a preference; set both alike"
                 )
         return self

@@ -134,8 +134,8 @@ class GenerateConfig(EnginesConfig):
 
     @model_validator(mode="after")
     def _readers_are_there(self) -> Self:
-        given = {"engine": self.engine != EngineConfig(), "placement": self.placement != Placement()}
-        setting = next((name for name, is_given in given.items() if is_given), None)
+        changed = {"engine": self.engine != EngineConfig(), "placement": self.placement != Placement()}
+        setting = next((name for name, is_set in changed.items() if is_set), None)
         if not self.readers and setting is not None:
             raise ValueError(
                 f"{setting} is for models that read the completions, but there is no reward of a reward model and no "

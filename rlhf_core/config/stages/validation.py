@@ -61,9 +61,9 @@ class _Validation(Config):
 
 
 def _require_measured(metric: str, measured: Iterable[str]) -> None:
-    known = list(measured)
-    if metric not in known:
-        raise ValueError(f"validation.metric is `{metric}`; these settings measure {', '.join(known)}")
+    metrics = list(measured)
+    if metric not in metrics:
+        raise ValueError(f"validation.metric is `{metric}`; these settings measure {', '.join(metrics)}")
 
 
 class ValidationSet(Config):

@@ -36,9 +36,9 @@ def check_stages(context: CheckContext) -> tuple[list[str], list[str]]:
     """Return the problems and the notes of all nodes."""
     problems, notes = [], []
     for node in context.nodes.values():
-        for found in load_function(node.stage.checks)(node.config, node, context) if node.stage.checks else ():
-            if isinstance(found, Note):
-                notes.append(found.text)
+        for finding in load_function(node.stage.checks)(node.config, node, context) if node.stage.checks else ():
+            if isinstance(finding, Note):
+                notes.append(finding.text)
             else:
-                problems.append(found)
+                problems.append(finding)
     return problems, notes

@@ -37,7 +37,7 @@ def _teachers(config: DistillationConfig, node: Draft, context: CheckContext) ->
 def _stored(config: DistillationConfig, node: Draft, context: CheckContext) -> Iterator[str]:
     stored = [context.nodes[node.inputs[name]] for name in config.stored_inputs]
     made_here = [each.config for each in stored if isinstance(each.config, TopLogprobsConfig)]
-    if len({(made.k, made.temperature) for made in made_here}) > 1:
+    if len({(stage.k, stage.temperature) for stage in made_here}) > 1:
         yield f"{STORED_INPUT}: its stages have different `k` or `temperature`: give them the same"
     if len(made_here) < len(stored) or not stored:
         return

@@ -22,11 +22,11 @@ def merge(config: MergeConfig, node: Draft, context: CheckContext) -> Iterator[s
     if adapter.config.adapter_targets == "all-linear":
         names.append("intermediate_size")
     for name in names:
-        ours, theirs = text_config(model.settings).get(name), text_config(trained_on.settings).get(name)
-        if ours is not None and theirs is not None and ours != theirs:
+        merged_into, adapted = text_config(model.settings).get(name), text_config(trained_on.settings).get(name)
+        if merged_into is not None and adapted is not None and merged_into != adapted:
             yield (
-                f"{node.section}.model: its {name} is {ours}, but `{adapter.name}` is an adapter of a model whose "
-                f"{name} is {theirs}: leave it out, to merge into that one"
+                f"{node.section}.model: its {name} is {merged_into}, but `{adapter.name}` is an adapter of a model "
+                f"whose {name} is {adapted}: leave it out, to merge into that one"
             )
             return
 

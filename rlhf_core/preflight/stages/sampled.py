@@ -79,8 +79,8 @@ def rewarded(config: FromCompletions, node: Draft, context: CheckContext) -> Ite
 def conditional_prompts(config: ConditionalPromptsConfig, node: Draft, context: CheckContext) -> Iterator[Note]:
     """Yield a note if rewards are written differently than in the training prompts."""
     others = {other.name: other.config for other in context.nodes.values()}
-    trained = {name: made for name, made in others.items() if isinstance(made, ConditionalConfig)}
-    if trained and (config.text, config.decimals) not in {(made.text, made.decimals) for made in trained.values()}:
+    trained = {name: stage for name, stage in others.items() if isinstance(stage, ConditionalConfig)}
+    if trained and (config.text, config.decimals) not in {(stage.text, stage.decimals) for stage in trained.values()}:
         yield Note(
             f"{node.section}: its `text` or `decimals` is not that of {', '.join(trained)}: the model is asked for a "
             "reward in another way than it was trained on"

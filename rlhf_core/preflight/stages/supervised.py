@@ -61,8 +61,8 @@ def preference(config: PreferenceConfig, node: Draft, context: CheckContext) -> 
     if config.margin_losses:
         return
     for setting in node.input_settings:
-        known = context.samples.get(setting.names[0], []) if setting.reads.format and setting.names else []
-        if any("margin" in row for _, row in known):
+        rows = context.samples.get(setting.names[0], []) if setting.reads.format and setting.names else []
+        if any("margin" in row for _, row in rows):
             yield Note(f"{node.section}.{setting.path}: no loss of this stage reads the `margin` of rows")
 
 
@@ -74,16 +74,16 @@ def unread_rows(config: StageConfig, node: Draft, context: CheckContext) -> Iter
         if setting.reads.role == "logprobs" and setting.names
         for name in setting.input_names
     ]
-    read = {made.name: made.inputs.get("dataset", "").removeprefix("data.") for made in stored}
-    known = {name: rows for name, rows in context.samples.items() if len(rows) == context.rows.get(name)}
-    if not read or not known.keys() >= set(read.values()):
+    read = {reader.name: reader.inputs.get("dataset", "").removeprefix("data.") for reader in stored}
+    complete = {name: rows for name, rows in context.samples.items() if len(rows) == context.rows.get(name)}
+    if not read or not complete.keys() >= set(read.values()):
         return
-    ids = {row["id"] for dataset in read.values() for _, row in known[dataset]}
+    ids = {row["id"] for dataset in read.values() for _, row in complete[dataset]}
     for setting in node.input_settings:
         name = setting.names[0] if setting.reads.role == "dataset" and setting.names else ""
-        if name not in known or context.recipe.data[name].on_long_row == "drop":
+        if name not in complete or context.recipe.data[name].on_long_row == "drop":
             continue
-        missing = next((where for where, row in known[name] if row["id"] not in ids), None)
+        missing = next((where for where, row in complete[name] if row["id"] not in ids), None)
         if missing is not None:
             yield (
                 f"{node.section}.{setting.path}: {missing} of `{name}` has no log-probs of the reference: "

@@ -22,8 +22,8 @@ def engine_problems(engine: EngineConfig, node: Draft, context: CheckContext) ->
     model = context.models.get(node.name)
     if model is None:
         return
-    if (found := model.inspection) is not None:
-        unfit = attention_problem(found.model_class, found.attentions, engine.attention)
+    if (inspection := model.inspection) is not None:
+        unfit = attention_problem(inspection.model_class, inspection.attentions, engine.attention)
         yield from () if unfit is None else (f"{node.section}.engine.attention: {unfit}",)
     if engine.freeze_vision and not reads_images(model.settings):
         yield f"{node.section}.engine.freeze_vision: this model reads text alone: leave it out"
@@ -54,6 +54,6 @@ def adapter_problems(
 
 def few_rows(dataset: str, setting: str, needed: int, then: str, node: Draft, context: CheckContext) -> Iterator[Note]:
     """Yield a note for a dataset with fewer rows than a step takes."""
-    known = context.rows.get(dataset, needed)
-    if known < needed:
-        yield Note(f"{node.section}: `{dataset}` has {known} rows, fewer than {setting}={needed}: {then}")
+    num_rows = context.rows.get(dataset, needed)
+    if num_rows < needed:
+        yield Note(f"{node.section}: `{dataset}` has {num_rows} rows, fewer than {setting}={needed}: {then}")
