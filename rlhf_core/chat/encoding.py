@@ -203,10 +203,10 @@ def _template_endings(tokenizer: Tokenizer, template: str) -> tuple[tuple[int, .
     question = {"role": "user", "content": "question"}
     endings = []
     whole = render(tokenizer, [question, {"role": "assistant", "content": "answer"}], None, generation_prompt=False)
-    _, found, text = whole.rpartition("answer")
+    _, separator, text = whole.rpartition("answer")
     ids = token_ids(tokenizer, text)
     special = [index for index, token in enumerate(ids) if is_special(tokenizer, token)]
-    if found and special:
+    if separator and special:
         endings.append(tuple(ids[special[0] :]))
     if "tool_calls" in template:
         endings += _tool_call_endings(tokenizer, question)
@@ -310,9 +310,9 @@ def _written_sequences(
     """
     sampled = None if sampled is None else sampled.read_by(tokenizer)
     if sampled is not None and sampled.token_ids:
-        *asked, reply = messages
-        asked, tools = texts_marked(tokenizer, asked, tools)
-        messages, required = [*asked, reply], len(asked)
+        *before, reply = messages
+        before, tools = texts_marked(tokenizer, before, tools)
+        messages, required = [*before, reply], len(before)
     else:
         messages, tools = texts_marked(tokenizer, messages, tools)
     require_written(tokenizer, messages[:required], tools)

@@ -19,10 +19,10 @@ def write_ends_of_turn(folder: Path) -> None:
     """
     path = folder / GENERATION_CONFIG
     settings: dict[str, Any] = read_object(path) if path.is_file() else _special_tokens(folder)
-    given = settings.get("eos_token_id")
-    known = given if isinstance(given, list) else [] if given is None else [given]
-    ends = list(dict.fromkeys([*known, *stop_token_ids(load_tokenizer(folder))]))
-    if ends != known:
+    eos = settings.get("eos_token_id")
+    stored_ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    ends = list(dict.fromkeys([*stored_ends, *stop_token_ids(load_tokenizer(folder))]))
+    if ends != stored_ends:
         content = settings | {"eos_token_id": ends[0] if len(ends) == 1 else ends}
         path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

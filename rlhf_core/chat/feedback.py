@@ -35,10 +35,10 @@ def encode_feedback(
     *before, reply = whole_conversation[: len(messages)]
     feedback = whole_conversation[len(messages) :]
     shown = [*before, {**reply, "content": _REPLY}]
-    asked = render(tokenizer, before, tools, generation_prompt=True)
+    prompt = render(tokenizer, before, tools, generation_prompt=True)
     start, _, end = render(tokenizer, shown, tools, generation_prompt=False).partition(_REPLY)
     kept, _, rest = render(tokenizer, [*shown, *feedback], tools, generation_prompt=True).partition(_REPLY)
-    if not start.startswith(asked):
+    if not start.startswith(prompt):
         raise StageError(_unlike_parts("writes a reply in another way than it asks for it"))
     whole = render(tokenizer, whole_conversation, tools, generation_prompt=True)
     if kept != start or "".join(whole.split()) != "".join(f"{start}{reply['content']}{rest}".split()):

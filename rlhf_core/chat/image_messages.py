@@ -111,9 +111,9 @@ def _takes_parts(tokenizer: Any, template: str) -> bool:
 
     template: the tokenizer's, so that replacing it invalidates the cache.
     """
-    asked = [{"role": "user", "content": [{"type": "text", "text": _TEXT}]}]
+    messages = [{"role": "user", "content": [{"type": "text", "text": _TEXT}]}]
     try:
-        written = str(tokenizer.apply_chat_template(asked, tokenize=False))
+        written = str(tokenizer.apply_chat_template(messages, tokenize=False))
     except Exception:  # a template is a program: one that raises takes texts alone
         return False
     return _TEXT in written and "'type'" not in written

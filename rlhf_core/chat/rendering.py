@@ -45,12 +45,12 @@ _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 def template_texts(tokenizer: Tokenizer) -> list[str]:
     """Return its chat templates: one, or several by name. Raises StageError if there is none for conversations."""
-    given: Any = tokenizer.chat_template
-    if given is None:
+    stored: Any = tokenizer.chat_template
+    if stored is None:
         raise StageError(NO_TEMPLATE)
-    if isinstance(given, Mapping) and "default" not in given:
+    if isinstance(stored, Mapping) and "default" not in stored:
         raise StageError(NO_DEFAULT)
-    texts = list(given.values()) if isinstance(given, Mapping) else [given]
+    texts = list(stored.values()) if isinstance(stored, Mapping) else [stored]
     other = next((text for text in texts if not isinstance(text, str)), None)
     if other is not None:
         raise StageError(
@@ -99,9 +99,9 @@ def require_written(tokenizer: Tokenizer, messages: Sequence[Message], tools: To
         raise ConversationError(
             "the chat template does not write `tools`, so the model would never see them; " + _REMEDY
         )
-    given = [index for index, message in enumerate(messages) if message["role"] != "assistant"]
-    marked = _rendered(tokenizer, _replaced(messages, given), tools, generation_prompt=asks) or ""
-    for index in given:
+    others = [index for index, message in enumerate(messages) if message["role"] != "assistant"]
+    marked = _rendered(tokenizer, _replaced(messages, others), tools, generation_prompt=asks) or ""
+    for index in others:
         if _marker(index) in marked:
             continue  # as nearly always; a template that changes contents is asked about this one alone
         if text == _rendered(tokenizer, _replaced(messages, [index]), tools, generation_prompt=asks):

@@ -28,10 +28,10 @@ class SampledReply:
 
     def read_by(self, tokenizer: Tokenizer) -> SampledReply:
         """Return the reply, without its tokens if they are not those of `tokenizer`; a difference is printed once."""
-        ours = tokenizer_digest(tokenizer)
-        if not self.token_ids or self.tokenizer == ours:
+        digest = tokenizer_digest(tokenizer)
+        if not self.token_ids or self.tokenizer == digest:
             return self
-        _report_other_tokenizer(self.tokenizer, ours)
+        _report_other_tokenizer(self.tokenizer, digest)
         return replace(self, token_ids=())
 
 
@@ -71,14 +71,14 @@ def tokenizer_digest(tokenizer: Tokenizer) -> str:
 
 @lru_cache(maxsize=32)
 def _digest(tokenizer: Tokenizer, template: str) -> str:
-    known = [sorted(tokenizer.get_vocab().items()), tokenizer.eos_token_id, template]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:_DIGITS]
+    content = [sorted(tokenizer.get_vocab().items()), tokenizer.eos_token_id, template]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:_DIGITS]
 
 
 @lru_cache(maxsize=32)
-def _report_other_tokenizer(theirs: str | None, ours: str) -> None:
+def _report_other_tokenizer(sampled_by: str | None, digest: str) -> None:
     print(
         f"the tokens of sampled completions are not used: they were sampled with another tokenizer or chat template "
-        f"({theirs or 'unknown'}, here {ours}), so that their text is written by the template of this model",
+        f"({sampled_by or 'unknown'}, here {digest}), so that their text is written by the template of this model",
         flush=True,
     )

@@ -26,7 +26,7 @@ def is_special(tokenizer: Tokenizer, token: int) -> bool:
 
 
 def special_tokens_in(tokenizer: Tokenizer, text: str) -> list[str]:
-    return list(dict.fromkeys(found.group() for found in _pattern(tokenizer).finditer(text)))
+    return list(dict.fromkeys(match.group() for match in _pattern(tokenizer).finditer(text)))
 
 
 def unknown_in(tokenizer: Tokenizer, text: str) -> str:
@@ -46,7 +46,7 @@ def marked(tokenizer: Tokenizer, value: T) -> T:
     changed: Any = value
     if isinstance(value, str):
         doubled = value.replace(MARK, MARK * 2)
-        changed = _pattern(tokenizer).sub(lambda found: found.group()[:1] + MARK + found.group()[1:], doubled)
+        changed = _pattern(tokenizer).sub(lambda match: match.group()[:1] + MARK + match.group()[1:], doubled)
     elif isinstance(value, Mapping):
         changed = {marked(tokenizer, key): marked(tokenizer, item) for key, item in value.items()}
     elif isinstance(value, list | tuple):
@@ -55,7 +55,7 @@ def marked(tokenizer: Tokenizer, value: T) -> T:
 
 
 def unmarked(text: str) -> str:
-    return _MARKS.sub(lambda found: found.group()[1:], text)
+    return _MARKS.sub(lambda match: match.group()[1:], text)
 
 
 def token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -73,13 +73,13 @@ def token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = Fal
         return ids
     starts = set(_marked_starts(text))
     plain = unmarked(text)
-    found: list[int] = []
+    result: list[int] = []
     for token, (start, end) in zip(ids, encoded["offset_mapping"], strict=True):
         if is_special(tokenizer, token) and starts.intersection(range(start, end)):
-            found += _as_text(tokenizer, plain[start:end])
+            result += _as_text(tokenizer, plain[start:end])
         else:
-            found.append(token)
-    return found
+            result.append(token)
+    return result
 
 
 def following_ids(tokenizer: Tokenizer, text: str) -> list[int]:

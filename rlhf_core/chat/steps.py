@@ -53,14 +53,14 @@ def _completed(tokenizer: Tokenizer, token_ids: Sequence[int], text: str, positi
     def reaches(index: int) -> bool:
         return decoded(index).startswith(text[:position])
 
-    found = first + bisect_left(range(first, len(token_ids) - 1), True, key=reaches)
-    for index in range(found - 1, first - 1, -1):
+    last = first + bisect_left(range(first, len(token_ids) - 1), True, key=reaches)
+    for index in range(last - 1, first - 1, -1):
         prefix = decoded(index)
         if prefix.startswith(text[:position]):
-            found = index
+            last = index
         elif text.startswith(prefix):
             break
-    return found
+    return last
 
 
 def step_tokens(tokenizer: Tokenizer, token_ids: Sequence[int], mask: Sequence[bool], separator: str) -> list[int]:

@@ -30,8 +30,8 @@ def canonical_tool_calls(value: Any) -> list[dict[str, Any]]:
     value: a list of them, or of `{name, arguments}`; or the list as JSON text; arguments may be JSON text.
     """
     calls = []
-    for index, given in enumerate(_list(value)):
-        call = _function(given, index)
+    for index, raw_call in enumerate(_list(value)):
+        call = _function(raw_call, index)
         other = next((name for name in _OTHER_ARGUMENTS if call["function"].get(name) not in (None, {}, "")), None)
         if other is not None:
             raise ToolError(f"[{index}] has its arguments in `{other}`: call that `arguments`")

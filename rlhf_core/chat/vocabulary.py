@@ -57,7 +57,9 @@ def tokens_beyond(tokenizer: Tokenizer, rows: int) -> Iterator[str]:
     if beyond:
         index, token = beyond[0]
         others = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
-        role = next((f", its {name}," for name, own in tokenizer.special_tokens_map.items() if own == token), "")
+        role = next(
+            (f", its {name}," for name, special in tokenizer.special_tokens_map.items() if special == token), ""
+        )
         yield (
             f"the tokenizer's token {token!r}{role} has the number {index}{others}, but the model has {rows} rows "
             "(vocab_size): give the tokenizer of this model, or add rows with transformers' resize_token_embeddings"

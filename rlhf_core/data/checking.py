@@ -60,7 +60,7 @@ class Checker:
         data_format = format_of(self._config.format)
         rows: list[Checked | Bad | None] = []
         texts: list[str] = []
-        asked: list[str] = []
+        questions: list[str] = []
         for where, raw in batch:
             try:
                 row = self._canonical(raw)
@@ -75,10 +75,10 @@ class Checker:
             rows.append(Checked(row["id"], row.get("task"), row_text(row), int.from_bytes(key, "little")))
             if self._sketcher is not None:
                 texts.append(normalised(data_format.whole_text(row)))
-                asked.append(normalised(data_format.asked_text(row)))
+                questions.append(normalised(data_format.asked_text(row)))
         if self._sketcher is None:
             return CheckedBatch(rows)
-        return CheckedBatch(rows, *self._sketcher(texts, asked))
+        return CheckedBatch(rows, *self._sketcher(texts, questions))
 
     def _canonical(self, raw: Row | RowError) -> Row:
         if isinstance(raw, RowError):

@@ -121,10 +121,10 @@ def fit(rows: Iterable[Row], fitting: Fitting[T], *, keep: Callable[[Iterable[T]
                 total.truncated += part.truncated
                 yield from part.kept
 
-    found = keep(kept())
-    if bad.count and not found and not total.too_long:
+    kept_rows = keep(kept())
+    if bad.count and not kept_rows and not total.too_long:
         raise StageError(f"the chat template can write none of the {bad.count} rows; the first, {bad.examples[0]}")
-    return Fitted(found, fitting.policy, bad.count, total.too_long, total.truncated)
+    return Fitted(kept_rows, fitting.policy, bad.count, total.too_long, total.truncated)
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -55,18 +55,18 @@ class ImageReader:
         completions: columns that may be conversations, each of which has the images of the prompt where it repeats it.
         Raises RowError for an image that cannot be read, one without a placeholder, or a placeholder without an image.
         """
-        given = _given(row)
+        column_images = _column_images(row)
         named = [name for name in _MESSAGE_COLUMNS if name in row]
         completed = [name for name in completions if isinstance(row.get(name), list | tuple)]
-        if not given and not any(_has_parts(row[name]) for name in (*named, *completed)):
+        if not column_images and not any(_has_parts(row[name]) for name in (*named, *completed)):
             return row
         read: Row = {}
         for columns in [named] if named else [[name] for name in completed] or [[]]:
-            images = _Images(self, given)
+            images = _Images(self, column_images)
             read |= {name: images.placed(row[name], name) for name in columns}
             images.require_all_placed()
         for name in completed if named else ():
-            read[name] = _Images(self, given if _has_parts(row[name]) else []).placed(row[name], name)
+            read[name] = _Images(self, column_images if _has_parts(row[name]) else []).placed(row[name], name)
         return {name: value for name, value in row.items() if name not in _COLUMNS} | read
 
     def read(self, value: Any, place: str) -> str:
@@ -119,14 +119,14 @@ class ImageReader:
         os.replace(file.name, self.store / digest)
 
 
-def _given(row: Row) -> list[tuple[str, Any]]:
+def _column_images(row: Row) -> list[tuple[str, Any]]:
     """Return the place and the value of each image in the columns."""
-    found = [name for name in _COLUMNS if row.get(name) is not None and not _is_empty(row[name])]
-    if len(found) > 1:
+    columns = [name for name in _COLUMNS if row.get(name) is not None and not _is_empty(row[name])]
+    if len(columns) > 1:
         raise RowError("the row has both `images` and `image`: leave one out, such as by `columns: {unused: image}`")
-    if not found:
+    if not columns:
         return []
-    (name,) = found
+    (name,) = columns
     value = row[name]
     if isinstance(value, list | tuple):
         return [(f"{name}[{index}]", each) for index, each in enumerate(value)]
@@ -155,20 +155,20 @@ def _is_image(part: Any) -> bool:
 class _Images:
     """The images of one row; those of its columns wait for placeholders."""
 
-    def __init__(self, reader: ImageReader, given: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, reader: ImageReader, column_images: Sequence[tuple[str, Any]]) -> None:
         self._reader = reader
-        self._given = list(given)
+        self._column_images = list(column_images)
         self._used = 0
         self._read = 0
 
     def placed(self, value: Any, column: str) -> Any:
         """Return `value` of the column with each image read: messages, or a prompt as text."""
-        if isinstance(value, str) and self._given:
+        if isinstance(value, str) and self._column_images:
             value = [{"role": "user", "content": value}]
         if not isinstance(value, list | tuple):
             return value
         messages = [dict(message) if isinstance(message, Mapping) else message for message in value]
-        if self._given and not _has_parts(messages):
+        if self._column_images and not _has_parts(messages):
             self._place(messages, column)
         for index, message in enumerate(messages):
             if parts := _parts_of(message):
@@ -178,10 +178,10 @@ class _Images:
         return messages
 
     def require_all_placed(self) -> None:
-        if self._used < len(self._given):
-            place, _ = self._given[self._used]
+        if self._used < len(self._column_images):
+            place, _ = self._column_images[self._used]
             raise RowError(
-                f"`{place}` has no place: the row's messages have {self._used} for {len(self._given)} images",
+                f"`{place}` has no place: the row's messages have {self._used} for {len(self._column_images)} images",
                 "an image has no place in the messages",
             )
 
@@ -200,7 +200,7 @@ class _Images:
         if first is None:
             raise RowError(f"`{column}` has no text of the user, in front of which the row's images could be")
         index, key = first
-        parts = [{"type": IMAGE_PART} for _ in self._given]
+        parts = [{"type": IMAGE_PART} for _ in self._column_images]
         messages[index][key] = [*parts, {"type": "text", "text": messages[index][key]}]
 
     def _part(self, part: Any, place: str) -> Any:
@@ -208,13 +208,13 @@ class _Images:
             return part
         value = {key: part[key] for key in _KEYS if part.get(key) is not None}
         if not value:
-            if self._used == len(self._given):
+            if self._used == len(self._column_images):
                 raise RowError(
-                    f"`{place}` is an image without content, and the row has {len(self._given)} in `images`: add it "
-                    "there, or take the part out",
+                    f"`{place}` is an image without content, and the row has {len(self._column_images)} in "
+                    "`images`: add it there, or take the part out",
                     "a place in the messages has no image",
                 )
-            place, value = self._given[self._used]
+            place, value = self._column_images[self._used]
             self._used += 1
         self._read += 1
         if self._read > self._reader.config.max_per_row:
@@ -245,9 +245,9 @@ def _content(value: Any, place: str, reader: ImageReader) -> bytes | None:
     if isinstance(value, bytes | bytearray):
         return bytes(value)
     if isinstance(value, Mapping):
-        given = [key for key in _KEYS if value.get(key) is not None]
-        key = "bytes" if "bytes" in given else given[0] if given else ""
-        if key and (key == "bytes" or len(given) == 1):  # beside bytes, Arrow has the path that they came from
+        keys = [key for key in _KEYS if value.get(key) is not None]
+        key = "bytes" if "bytes" in keys else keys[0] if keys else ""
+        if key and (key == "bytes" or len(keys) == 1):  # beside bytes, Arrow has the path that they came from
             return _decoded(value[key], place) if key == "base64" else _content(value[key], place, reader)
     elif isinstance(value, str) and value:
         if value.startswith(("data:", *_BASE64)) or len(value) > _LONGEST_NAME:

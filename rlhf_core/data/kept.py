@@ -65,15 +65,15 @@ class KeptRows:
 
     def of_sources(self, dropped: NDArray[np.bool_] | None) -> list[Dataset]:
         """Return the rows of each source without those that are `dropped`, which has one value per row."""
-        whole, start, found = self._whole(), 0, []
+        whole, start, sources = self._whole(), 0, []
         for count in self.counts:
             end = start + count
             of_source = whole.select(range(start, end) if count else [])
             if dropped is not None:
                 of_source = of_source.select(np.flatnonzero(~dropped[start:end]))
-            found.append(of_source)
+            sources.append(of_source)
             start = end
-        return found
+        return sources
 
     def _whole(self) -> Dataset:
         from datasets import Dataset

@@ -35,15 +35,15 @@ class Sketcher:
         self._threshold = threshold
         self._of_prompts = sketch(prompts)
 
-    def __call__(self, texts: Sequence[str], asked: Sequence[str]) -> tuple[Sketches, NDArray[np.bool_]]:
+    def __call__(self, texts: Sequence[str], questions: Sequence[str]) -> tuple[Sketches, NDArray[np.bool_]]:
         """Return the sketches of rows, and whether each resembles one of the prompts, (rows,). texts: the whole of each
-        row; asked: its question.
+        row; questions: of each row.
         """
         sketches = sketch(texts)
         if not len(self._of_prompts):
             return sketches, np.zeros(len(sketches), dtype=np.bool_)
-        of_asked = sketches if list(asked) == list(texts) else sketch(asked)
-        return sketches, similar_of(of_asked, self._of_prompts, self._threshold) != _NONE
+        of_questions = sketches if list(questions) == list(texts) else sketch(questions)
+        return sketches, similar_of(of_questions, self._of_prompts, self._threshold) != _NONE
 
 
 class SketchFile:
@@ -149,5 +149,5 @@ def _take_similar(
     for start in range(0, len(undecided), _ROWS_AT_ONCE):
         rows = undecided[start : start + _ROWS_AT_ONCE]
         agreeing = (sketches[rows] == others[candidates[rows]]).sum(axis=1)
-        found = rows[agreeing >= needed]
-        similar[found] = candidates[found]
+        similar_rows = rows[agreeing >= needed]
+        similar[similar_rows] = candidates[similar_rows]

@@ -35,10 +35,10 @@ def read_nemo_gym(row: Row) -> Row:
 
 def _messages(request: Mapping[str, Any], place: str) -> list[Message]:
     """Return the messages of the input, whose items may be parts of one turn."""
-    given = request.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    input_items = request.get("input")
+    items = [{"role": "user", "content": input_items}] if isinstance(input_items, str) else input_items
     if not isinstance(items, list | tuple) or not items:
-        raise RowError(f"`{place}` must be text or a list of items, this is {_shown(given)}")
+        raise RowError(f"`{place}` must be text or a list of items, this is {_shown(input_items)}")
     instructions = request.get("instructions")
     messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     for index, item in enumerate(items):

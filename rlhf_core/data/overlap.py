@@ -26,8 +26,8 @@ class PromptIndex:
         """datasets: by name."""
         self._dataset_of: dict[str, str] = {}
         for name, dataset in datasets.items():
-            asked = (normalised(dataset.format.asked_text(row)) for row in dataset.rows)
-            for prompt in filter(None, asked):
+            prompts = (normalised(dataset.format.asked_text(row)) for row in dataset.rows)
+            for prompt in filter(None, prompts):
                 self._dataset_of.setdefault(prompt, name)
         # Texts are searched by how a prompt begins, in up to 16 characters: head length -> head -> prompt lengths.
         # Only lengths are kept, because generated prompts often begin all alike.
@@ -44,8 +44,8 @@ class PromptIndex:
         """Return the dataset and the prompt of it that the canonical row contains; None if it contains none."""
         if not self._dataset_of:
             return None
-        asked = map(normalised, data_format.asked_texts(row))
-        prompt = min((text for text in asked if text in self._dataset_of), default=None)
+        questions = map(normalised, data_format.asked_texts(row))
+        prompt = min((text for text in questions if text in self._dataset_of), default=None)
         if prompt is None:
             prompt = self._find_in_text(normalised(data_format.running_text(row)))
         return None if prompt is None else (self._dataset_of[prompt], prompt)
@@ -84,10 +84,10 @@ def overlap_problem(
     examples: list[str] = []
     for where, row in rows:
         read += 1
-        if (found := held_out_prompts.find(row, data_format)) and not excluded_prompts.find(row, data_format):
+        if (overlap := held_out_prompts.find(row, data_format)) and not excluded_prompts.find(row, data_format):
             overlapping += 1
             if len(examples) < _EXAMPLES:
-                dataset, prompt = found
+                dataset, prompt = overlap
                 examples.append(f"{where} contains {shortened(prompt, 60)!r} of `{dataset}`")
     if not overlapping:
         return None

@@ -82,10 +82,10 @@ def preferences(
     for pair, outcome in zip(compared, outcomes, strict=True):
         if outcome == "one" or outcome == "other":
             chosen, rejected = (pair.one, pair.other) if outcome == "one" else (pair.other, pair.one)
-            made = {"prompt": pair.row["prompt"], "chosen": chosen["text"], "rejected": rejected["text"]}
+            pair_row = {"prompt": pair.row["prompt"], "chosen": chosen["text"], "rejected": rejected["text"]}
             if margin:
-                made["margin"] = float(chosen["reward"]) - float(rejected["reward"])
-            yield _with_id(pair.row, made, chosen=chosen, rejected=rejected)
+                pair_row["margin"] = float(chosen["reward"]) - float(rejected["reward"])
+            yield _with_id(pair.row, pair_row, chosen=chosen, rejected=rejected)
         else:
             counts[outcome] += 1
 
@@ -102,8 +102,8 @@ def labelled(row: Mapping[str, Any], *, threshold: float, margin: float, counts:
             continue
         label = above >= 0
         counts["desirable" if label else "undesirable"] += 1
-        made = {"prompt": row["prompt"], "completion": entry["text"], "label": label}
-        yield _with_id(row, made, completion=entry)
+        labelled_row = {"prompt": row["prompt"], "completion": entry["text"], "label": label}
+        yield _with_id(row, labelled_row, completion=entry)
 
 
 def best_of(row: Mapping[str, Any], *, least_reward: float | None, counts: Counter[str]) -> Iterator[Row]:
@@ -128,9 +128,9 @@ def conditional(
     for entry in distinct(row, counts):
         reward = float(entry["reward"])
         written[written_reward(reward, decimals)] += 1
-        asked = with_reward(row, reward, text=text, decimals=decimals)
+        conditioned = with_reward(row, reward, text=text, decimals=decimals)
         reply = {"role": "assistant", "content": entry["text"]}
-        yield _with_id(row, {"messages": [*asked["prompt"], reply]}, messages=entry)
+        yield _with_id(row, {"messages": [*conditioned["prompt"], reply]}, messages=entry)
 
 
 def with_reward(row: Mapping[str, Any], reward: float, *, text: str, decimals: int) -> Row:
@@ -139,12 +139,12 @@ def with_reward(row: Mapping[str, Any], reward: float, *, text: str, decimals: i
 
     Raises StageError if there is no such message.
     """
-    made = {name: value for name, value in row.items() if name != "id"}
+    new_row = {name: value for name, value in row.items() if name != "id"}
     try:
-        made["prompt"] = told(row["prompt"], text.replace(REWARD_PLACE, written_reward(reward, decimals)))
+        new_row["prompt"] = told(row["prompt"], text.replace(REWARD_PLACE, written_reward(reward, decimals)))
     except ConversationError as error:
         raise StageError(f"row {row['id']}: {error}") from error
-    return {"id": row_id(made), **made}
+    return {"id": row_id(new_row), **new_row}
 
 
 def written_reward(reward: float, decimals: int) -> str:
@@ -158,8 +158,8 @@ def _extremes(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
         yield (entries[high], entries[low]) if high != low else (entries[0], entries[1])
 
 
-def _with_id(row: Mapping[str, Any], made: Row, **replies: Entry) -> Row:
-    """replies: the completion in each column of `made`."""
-    made |= {"tools": row["tools"]} if "tools" in row else {}
-    made |= sampled_column(row, replies)
-    return {"id": row_id(made), **made}
+def _with_id(row: Mapping[str, Any], new_row: Row, **replies: Entry) -> Row:
+    """replies: the completion in each column of `new_row`."""
+    new_row |= {"tools": row["tools"]} if "tools" in row else {}
+    new_row |= sampled_column(row, replies)
+    return {"id": row_id(new_row), **new_row}

@@ -204,15 +204,18 @@ def share_base(model: PeftModel, other: PeftModel) -> None:
     Both are adapters of one base model, whose head may differ. Adapters, heads, buffers and modules stay separate:
     disabling one model's adapter does not change the other. Raises StageError if the weights do not fit.
     """
-    ours, theirs = _frozen_weights(model), _frozen_weights(other)
-    for name in sorted({*ours, *theirs}):
-        kinds = [_kind(weights[name].value) if name in weights else "absent" for weights in (ours, theirs)]
+    weights_of_model, weights_of_other = _frozen_weights(model), _frozen_weights(other)
+    for name in sorted({*weights_of_model, *weights_of_other}):
+        kinds = [
+            _kind(weights[name].value) if name in weights else "absent"
+            for weights in (weights_of_model, weights_of_other)
+        ]
         if kinds[0] != kinds[1]:
             raise StageError(
                 f"adapters cannot share their base: {name} is {kinds[0]} in one and {kinds[1]} in the other"
             )
-    for name, weight in ours.items():
-        weight.layer.register_parameter(weight.name, theirs[name].value)
+    for name, weight in weights_of_model.items():
+        weight.layer.register_parameter(weight.name, weights_of_other[name].value)
 
 
 class _Weight(NamedTuple):

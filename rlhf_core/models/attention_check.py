@@ -80,15 +80,15 @@ def _difference(
     if module.config._attn_implementation.startswith("flash"):  # which computes in 16 bits, and makes its own mask
         dtype = states[1].dtype
         query, key, value = (state.to(dtype) for state in (query, key, value))
-        found = own(module, query, key, value, None, **options)[0].float()
+        output = own(module, query, key, value, None, **options)[0].float()
         query, key, value = query.float(), key.float(), value.float()
     else:
         dtype = torch.float32
-        found = own(module, query, key, value, causal, **options)[0]
+        output = own(module, query, key, value, causal, **options)[0]
 
-    def equal(given: dict[str, Any]) -> bool:
-        wanted = eager(module, query, key, value, causal, **given)[0]
-        return bool((found - wanted).norm() <= _MOST_DIFFERENCE[dtype] * wanted.norm())
+    def equal(kwargs: dict[str, Any]) -> bool:
+        wanted = eager(module, query, key, value, causal, **kwargs)[0]
+        return bool((output - wanted).norm() <= _MOST_DIFFERENCE[dtype] * wanted.norm())
 
     if equal(options):
         return None

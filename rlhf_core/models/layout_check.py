@@ -181,15 +181,15 @@ def _tree_problem(
     expected = _Result(torch.cat([one.hidden for one in alone]), alone[1].gradient)
     tree_attention.use_tree_attention(model)
     with tree_attention.recorded_windows() as windows:
-        found = problem(TREE)
-    if found is None and sum(window is not None for window in windows) != _windowed_layers(model):
-        found = "leaves out sliding windows"
-    if found is None:
+        difference = problem(TREE)
+    if difference is None and sum(window is not None for window in windows) != _windowed_layers(model):
+        difference = "leaves out sliding windows"
+    if difference is None:
         got = _measured(model, branching, TREE, 1, skipped=_SKIPPED)
-        found = _difference(got, expected, tolerance, own=second, apart=[slice(SHARED, second.start)])
-    if found is not None:
+        difference = _difference(got, expected, tolerance, own=second, apart=[slice(SHARED, second.start)])
+    if difference is not None:
         model.set_attn_implementation("sdpa")
-    return found
+    return difference
 
 
 def _windowed_layers(model: Any) -> int:
@@ -284,11 +284,11 @@ def _require_own_output(
     """Require that our output for hidden states equals that of the model's own forward for the same tokens."""
     refusal = f"{type(model).__name__}: its output cannot be computed from its hidden states, so it is not supported: "
     try:
-        ours, own = outputs(result.hidden.to(model.dtype), batch.input_ids.unsqueeze(0))
-        difference = (ours[-len(own) :] - own).abs().mean()
+        computed, expected = outputs(result.hidden.to(model.dtype), batch.input_ids.unsqueeze(0))
+        difference = (computed[-len(expected) :] - expected).abs().mean()
     except _NOT_FOR_IT as error:
         raise StageError(f"{refusal}{reason_of(error)}") from error
-    scale = (own - own.mean(-1, keepdim=True)).abs().mean() if own.ndim > 1 else ours.abs().mean()
+    scale = (expected - expected.mean(-1, keepdim=True)).abs().mean() if expected.ndim > 1 else computed.abs().mean()
     if not difference <= tolerance.hidden * scale:
         raise StageError(
             f"{refusal}it differs from that of its own forward by {float(difference / scale):.2g} of its spread "

@@ -78,8 +78,8 @@ class OfTokens:
 
     def of_each(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return (N,): `function`, which maps (n, d) to (n,), of each token's value."""
-        found = function(self.values)
-        return found if self.places is None else found.index_select(0, self.places)
+        results = function(self.values)
+        return results if self.places is None else results.index_select(0, self.places)
 
 
 def run_backbone(
@@ -115,8 +115,8 @@ def _joined(parts: Sequence[OfTokens], order: Tensor) -> OfTokens:
     """order: the place of each token of the batch in the concatenated parts."""
     places, start = [], 0
     for part in parts:
-        own = torch.arange(len(part.values), device=order.device) if part.places is None else part.places
-        places.append(start + own)
+        indices = torch.arange(len(part.values), device=order.device) if part.places is None else part.places
+        places.append(start + indices)
         start += len(part.values)
     return OfTokens(torch.cat([part.values for part in parts]), torch.cat(places)[order])
 

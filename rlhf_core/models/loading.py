@@ -152,13 +152,13 @@ def write_folder(model: transformers.PreTrainedModel, folder: Path, **options: A
         model.save_pretrained(folder, **options)
         return
     holder: Any = model
-    own = holder.generation_config
-    holder.generation_config = type(own)()
+    generation_config = holder.generation_config
+    holder.generation_config = type(generation_config)()
     try:
         model.save_pretrained(folder, **options)
     finally:
-        holder.generation_config = own
-    own.to_json_file(folder / GENERATION_CONFIG, keys_to_pop=["compile_config"])
+        holder.generation_config = generation_config
+    generation_config.to_json_file(folder / GENERATION_CONFIG, keys_to_pop=["compile_config"])
 
 
 def _save_adapter_config(model: PeftModel, folder: Path) -> None:

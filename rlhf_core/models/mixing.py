@@ -110,12 +110,12 @@ def _mixed(name: str, first: Tensor, others: Sequence[Tensor], mix: Mix) -> Tens
 
 
 def _require_same_tensors(folder: Path, others: Sequence[Path]) -> None:
-    ours = {name: tensor.shape for name, tensor in stored_tensors(folder).items()}
+    first_shapes = {name: tensor.shape for name, tensor in stored_tensors(folder).items()}
     for place, other in enumerate(others):
-        theirs = {name: tensor.shape for name, tensor in stored_tensors(other).items()}
-        for name in sorted(ours.keys() | theirs.keys()):
-            if ours.get(name) != theirs.get(name):
-                shown = [_shown(shapes.get(name)) for shapes in (ours, theirs)]
+        other_shapes = {name: tensor.shape for name, tensor in stored_tensors(other).items()}
+        for name in sorted(first_shapes.keys() | other_shapes.keys()):
+            if first_shapes.get(name) != other_shapes.get(name):
+                shown = [_shown(shapes.get(name)) for shapes in (first_shapes, other_shapes)]
                 raise StageError(
                     f"others.{place}.model: {name} {shown[1]} there and {shown[0]} in `model`: only models of one "
                     "architecture and size can be merged"

@@ -65,11 +65,11 @@ class _Hidden(BaseModelOutputWithPast):
 @contextmanager
 def _returning(layers: nn.Module, output: _Hidden) -> Iterator[None]:
     """Inside, calling `layers` returns `output`."""
-    own = layers.__dict__.get("forward")  # where a library has wrapped it
+    wrapped = layers.__dict__.get("forward")  # where a library has wrapped it
     layers.forward = lambda *_, **__: output
     try:
         yield
     finally:
         del layers.forward
-        if own is not None:
-            layers.forward = own
+        if wrapped is not None:
+            layers.forward = wrapped

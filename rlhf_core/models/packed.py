@@ -102,8 +102,8 @@ class CausalModel(PackedModel):
         return places, hidden.at(places - 1), routing
 
     def _outputs(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        ours, own = self.head(hidden), self._transformer(input_ids=ids, use_cache=False).logits[0]
-        return ours.float().log_softmax(-1), own.float().log_softmax(-1)
+        computed, expected = self.head(hidden), self._transformer(input_ids=ids, use_cache=False).logits[0]
+        return computed.float().log_softmax(-1), expected.float().log_softmax(-1)
 
 
 class PolicyModel(CausalModel):

@@ -37,11 +37,12 @@ class AttentionGroup:
     """Segments whose attention is one call: g of them, with at most q tokens and k keys each."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
-        own = [torch.arange(segment.start, segment.start + segment.length) for segment in segments]
+        places = [torch.arange(segment.start, segment.start + segment.length) for segment in segments]
         lengths = torch.tensor([segment.length for segment in segments])
-        self.queries = pad_sequence(own, batch_first=True)  # (g, q) int64: places in the tree, padded on the right
+        self.queries = pad_sequence(places, batch_first=True)  # (g, q) int64: places in the tree, padded on the right
         self.keys = pad_sequence(  # (g, k) int64: of the tokens before a segment and its own, padded on the right
-            [torch.cat([segment.before, part]) for segment, part in zip(segments, own, strict=True)], batch_first=True
+            [torch.cat([segment.before, part]) for segment, part in zip(segments, places, strict=True)],
+            batch_first=True,
         )
         self.real = torch.arange(self.queries.shape[1]) < lengths.unsqueeze(1)  # (g, q) bool: which are no padding
         self._before = torch.tensor([segment.before.numel() for segment in segments])

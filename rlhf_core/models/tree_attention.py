@@ -42,8 +42,8 @@ def tree_attention(
     """
     if token_tree is None or attention_mask is not None or query.shape[0] != 1:
         raise NotImplementedError("attention in a token tree is for one row of tokens with its tree, and no mask")
-    if asked := [name for name in _NOT_COMPUTED if others.get(name) is not None]:
-        raise NotImplementedError(f"attention in a token tree does not compute {', '.join(asked)}")
+    if unsupported := [name for name in _NOT_COMPUTED if others.get(name) is not None]:
+        raise NotImplementedError(f"attention in a token tree does not compute {', '.join(unsupported)}")
     if _windows is not None:
         _windows.append(sliding_window)
     groups = token_tree.groups
@@ -52,15 +52,15 @@ def tree_attention(
         _gathered(key, token_tree.keys, [group.keys.shape for group in groups]),
         _gathered(value, token_tree.keys, [group.keys.shape for group in groups]),
     ]
-    found = []
+    outputs = []
     for group, queries, keys, values in zip(groups, *parts, strict=True):
         bias = group.bias(sliding_window, query.dtype)
         result = scaled_dot_product_attention(
             queries, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=bias is None, scale=scaling,
             enable_gqa=queries.shape[1] != keys.shape[1],
         )  # fmt: skip
-        found.append(result.transpose(1, 2).flatten(0, 1))
-    return torch.cat(found).index_select(0, token_tree.order).unsqueeze(0), None
+        outputs.append(result.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, token_tree.order).unsqueeze(0), None
 
 
 def _gathered(values: Tensor, places: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:

@@ -57,19 +57,19 @@ class ImageProcessor:
         if path not in self._kept:
             self._kept[path] = self._read(path)
             self._kept_bytes += self._kept[path].pixels.values.nbytes
-        found = self._kept[path] = self._kept.pop(path)  # the last one now
+        image = self._kept[path] = self._kept.pop(path)  # the last one now
         while self._kept_bytes > _CACHED_BYTES and len(self._kept) > 1:
             oldest = self._kept.pop(next(iter(self._kept)))
             self._kept_bytes -= oldest.pixels.values.nbytes
-        return found
+        return image
 
     def _read(self, path: str) -> ReadImage:
         image = decoded_image(Path(path))
-        found = self._processor(
+        inputs = self._processor(
             text=self._processor.image_token, images=[[image]], add_special_tokens=False, return_tensors="pt"
         )
-        ids = found["input_ids"][0].tolist()
-        values, mask = found["pixel_values"][0].float(), found["pixel_attention_mask"][0].bool()
+        ids = inputs["input_ids"][0].tolist()
+        values, mask = inputs["pixel_values"][0].float(), inputs["pixel_attention_mask"][0].bool()
         tokens, left = divmod(ids.count(self.image_token_id), len(values))
         if left or not tokens:
             raise StageError(f"the processor gives {len(values)} tiles and {ids.count(self.image_token_id)} tokens")
@@ -116,10 +116,10 @@ class RowImages:
                 trained.append(is_trained)
                 continue
             path = str(self.folder / next(left))
-            own = self.processor.read(path).token_ids
-            images.append(SequenceImage(path, len(tokens), len(own)))
-            tokens += own
-            trained += [False] * len(own)
+            image_tokens = self.processor.read(path).token_ids
+            images.append(SequenceImage(path, len(tokens), len(image_tokens)))
+            tokens += image_tokens
+            trained += [False] * len(image_tokens)
         return tokens, trained, tuple(images)
 
 
@@ -163,14 +163,14 @@ def embedded(model: Any, ids: Tensor, batch: PackedBatch, places: Tensor | None)
     place of each token of the batch in the flattened `ids`; None: all in order. A sampled token is text, whatever its
     id.
     """
-    found: Tensor = model.get_input_embeddings()(ids)
+    embeddings: Tensor = model.get_input_embeddings()(ids)
     parts, pixels = batch.image_parts, batch.pixels
     if parts is None or pixels is None:
-        return found + 0.0 * image_features(model, _blank(model).to(ids.device)).sum()
+        return embeddings + 0.0 * image_features(model, _blank(model).to(ids.device)).sum()
     tokens = (parts >= 0).nonzero().squeeze(1)
-    features = image_features(model, pixels)[parts[tokens]].to(found.dtype)
+    features = image_features(model, pixels)[parts[tokens]].to(embeddings.dtype)
     targets = tokens if places is None else places[tokens]
-    return found.flatten(0, 1).index_copy(0, targets, features).view_as(found)
+    return embeddings.flatten(0, 1).index_copy(0, targets, features).view_as(embeddings)
 
 
 def runs_encoder_always(model: Any) -> bool:

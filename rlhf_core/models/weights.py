@@ -177,9 +177,9 @@ def _misfit(
 
 
 def _some(names: Iterable[str]) -> str:
-    known = sorted(names)
-    rest = len(known) - _MOST_NAMED
-    return ", ".join(known[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    shown = sorted(names)
+    rest = len(shown) - _MOST_NAMED
+    return ", ".join(shown[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _shape(shape: Iterable[int]) -> str:

@@ -45,14 +45,14 @@ UNUSED = "unused"  # what `columns` calls a column that is left out
 
 def format_of(name: str) -> Format:
     """Return the format called `name` in recipes."""
-    return _made(FORMATS[name].implementation)
+    return _implementation(FORMATS[name].implementation)
 
 
 @cache
-def _made(implementation: str) -> Format:
+def _implementation(implementation: str) -> Format:
     module, _, name = implementation.partition(":")
-    made: Format = getattr(import_module(module), name)()
-    return made
+    instance: Format = getattr(import_module(module), name)()
+    return instance
 
 
 def canonical_row(

@@ -194,9 +194,9 @@ def require_sound(value: Any, place: tuple[str, ...] = (), *, allow_nul: bool = 
 class MissingColumnError(RowError):
     """A row lacks `column`, or has null there."""
 
-    def __init__(self, column: str, known: Iterable[str], alternative: str = "") -> None:
+    def __init__(self, column: str, columns: Iterable[str], alternative: str = "") -> None:
         """alternative: another valid column, ` or …`."""
-        names = sorted(known)
+        names = sorted(columns)
         reason = f"no column `{column}`"
         listed = ", ".join(
             name if name and name == name.strip() else f"`{name}`" for name in names[:_SHOWN_COLUMNS]
@@ -240,25 +240,25 @@ def plain(value: Any, column: str) -> str:
 def number(value: Any, column: str) -> float:
     """Return a finite number, also from text, as in CSV."""
     try:
-        found = math.nan if isinstance(value, bool) or _other_number(value) else float(value)
+        parsed = math.nan if isinstance(value, bool) or _other_number(value) else float(value)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
+        parsed = math.nan
+    if not math.isfinite(parsed):
         shown = repr(value[:40]) if isinstance(value, str) else type(value).__name__
         shown = str(value) if isinstance(value, float) else shown  # NaN, or infinite
         raise RowError(f"`{column}` must be a number, this is {shown}", f"`{column}` is not a number")
-    return found
+    return parsed
 
 
 def reward_number(value: Any, column: str) -> float:
     """Return a number within the range of rewards in settings."""
-    found = number(value, column)
-    if abs(found) > LARGEST_REWARD:
+    reward = number(value, column)
+    if abs(reward) > LARGEST_REWARD:
         raise RowError(
-            f"`{column}` is {found:g}, and no reward is larger than {LARGEST_REWARD:,.0f}: scale rewards down",
+            f"`{column}` is {reward:g}, and no reward is larger than {LARGEST_REWARD:,.0f}: scale rewards down",
             f"`{column}` is too large",
         )
-    return found
+    return reward
 
 
 def _other_number(value: Any) -> bool:

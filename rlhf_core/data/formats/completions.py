@@ -24,10 +24,10 @@ class Completions(AnsweredFormat):
             return _one(row)
         if row.get("completions") is None:
             raise MissingColumnError("completions", row, " or `completion`")
-        given = row["completions"]
-        if not isinstance(given, list | tuple) or not given:
+        entries = row["completions"]
+        if not isinstance(entries, list | tuple) or not entries:
             raise RowError("`completions` must be a list with at least one completion")
-        completions = [_completion(each, f"completions[{index}]") for index, each in enumerate(given)]
+        completions = [_completion(each, f"completions[{index}]") for index, each in enumerate(entries)]
         of_tokens = {"tokenizer": str(row["tokenizer"])} if row.get("tokenizer") is not None else {}
         return {"prompt": read_prompt(row), "completions": completions, **of_tokens}
 
@@ -55,32 +55,32 @@ def _completion(value: Any, where: str) -> dict[str, Any]:
     """Read text, or {text, reward, rewards, logprob, reference_logprob, token_ids, finish_reason}, in which only the
     text is required.
     """
-    given = {"text": value} if isinstance(value, str) else value
-    if not isinstance(given, Mapping) or not isinstance(given.get("text"), str):
+    entry = {"text": value} if isinstance(value, str) else value
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("text"), str):
         raise RowError(f"`{where}` must be text, or a mapping with `text`", "`completions` has one without text")
-    found: dict[str, Any] = {"text": given["text"]}
+    completion: dict[str, Any] = {"text": entry["text"]}
     for name in _NUMBERS:
-        if given.get(name) is not None:
-            found[name] = _NUMBERS[name](given[name], f"{where}.{name}")
-    found |= _as_sampled(given, where)
-    rewards = given.get("rewards")
+        if entry.get(name) is not None:
+            completion[name] = _NUMBERS[name](entry[name], f"{where}.{name}")
+    completion |= _as_sampled(entry, where)
+    rewards = entry.get("rewards")
     if rewards is not None:
         if not isinstance(rewards, Mapping):
             raise RowError(f"`{where}.rewards` must be a mapping from names to numbers")
-        found["rewards"] = {
+        completion["rewards"] = {
             str(name): reward_number(value, f"{where}.rewards.{name}") for name, value in rewards.items()
         }
-    return found
+    return completion
 
 
-def _as_sampled(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if (tokens := given.get("token_ids")) is not None:
+def _as_sampled(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
+    sampled: dict[str, Any] = {}
+    if (tokens := entry.get("token_ids")) is not None:
         if not isinstance(tokens, list | tuple) or not all(type(token) is int and token >= 0 for token in tokens):
             raise RowError(f"`{where}.token_ids` must be a list of token numbers", "`token_ids` are wrong")
-        found["token_ids"] = list(tokens)
-    if (reason := given.get("finish_reason")) is not None:
+        sampled["token_ids"] = list(tokens)
+    if (reason := entry.get("finish_reason")) is not None:
         if reason not in FINISH_REASONS:
             raise RowError(f"`{where}.finish_reason` is {reason!r}: it is {' or '.join(FINISH_REASONS)}")
-        found["finish_reason"] = reason
-    return found
+        sampled["finish_reason"] = reason
+    return sampled

@@ -48,8 +48,8 @@ class MessageFormat(Format):
 
     def unread(self, columns: frozenset[str]) -> frozenset[str]:
         """Of several prompt columns, only the first is read."""
-        asked = [name for name in PROMPT_COLUMNS if name in columns]
-        return super().unread(columns) | (frozenset(asked[1:]) if self.reads is not None else frozenset())
+        prompt_columns = [name for name in PROMPT_COLUMNS if name in columns]
+        return super().unread(columns) | (frozenset(prompt_columns[1:]) if self.reads is not None else frozenset())
 
     @abstractmethod
     def without_tools(self, row: Row) -> Row:
@@ -131,12 +131,12 @@ def read_messages(value: Any, column: str) -> list[Message]:
 
 def _require_answers_follow_calls(messages: Sequence[Message], column: str) -> None:
     """Raise RowError if all calls have ids and a result does not follow its call. Few templates check this."""
-    made: set[object] = set()
+    call_ids: set[object] = set()
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     for index, message in enumerate(messages):
-        made |= {call.get("id") for call in message.get("tool_calls", ())}
+        call_ids |= {call.get("id") for call in message.get("tool_calls", ())}
         answered = message.get("tool_call_id") if message["role"] == "tool" else None
-        if answered is not None and answered not in made and calls and all("id" in call for call in calls):
+        if answered is not None and answered not in call_ids and calls and all("id" in call for call in calls):
             raise RowError(
                 f"`{column}[{index}]` answers the call {str(answered)[:40]!r}, which no turn before it makes: correct "
                 "`tool_call_id`",
@@ -165,9 +165,9 @@ def _message(value: Any, column: str, index: int) -> Message:
             f"`{where}` must be a message {{role, content}}, this is {type(value).__name__}",
             f"`{column}` has an entry that is no message",
         )
-    given = {name: item for name, item in value.items() if item is not None}
-    _refuse_other_than_text(given, f"{where}.")
-    named = _agreed(given, ("role", "from"), where, column, role_of)
+    present = {name: item for name, item in value.items() if item is not None}
+    _refuse_other_than_text(present, f"{where}.")
+    named = _agreed(present, ("role", "from"), where, column, role_of)
     if named is None:
         raise RowError(f"`{where}` has no `role`; it must be a message {{role, content}}", f"`{column}` lacks a role")
     role = role_of(named)
@@ -176,10 +176,10 @@ def _message(value: Any, column: str, index: int) -> Message:
             f"`{where}` has the role {str(named)[:40]!r}; roles are {', '.join(ROLES)}",
             f"`{column}` has an unknown role",
         )
-    given_content = _agreed(given, ("content", "value"), where, column)
-    content = _text(given_content, where, column)
-    message: Message = {"role": role, "content": content} | _beside_content(given, role, where, column)
-    if images := images_in(given_content):
+    raw_content = _agreed(present, ("content", "value"), where, column)
+    content = _text(raw_content, where, column)
+    message: Message = {"role": role, "content": content} | _beside_content(present, role, where, column)
+    if images := images_in(raw_content):
         message["images"] = images
         _require_images_fit(message, where, column)
     if named == "function_call":  # the call stands in the text
@@ -195,31 +195,31 @@ def role_of(named: Any) -> str | None:
 
 
 def _agreed(
-    given: Mapping[str, Any], names: Sequence[str], where: str, column: str, meaning: Callable[[Any], Any] = repr
+    fields: Mapping[str, Any], names: Sequence[str], where: str, column: str, meaning: Callable[[Any], Any] = repr
 ) -> Any:
     """Return the value under one of several synonymous names; None if all are absent. meaning: the key by which two are
     compared.
     """
-    found = [name for name in names if _is_given(given, name)]
-    for other in found[1:]:
-        if meaning(given[other]) != meaning(given[found[0]]):
+    present = [name for name in names if _is_present(fields, name)]
+    for other in present[1:]:
+        if meaning(fields[other]) != meaning(fields[present[0]]):
             raise RowError(
-                f"`{where}` says one thing in `{found[0]}` and another in `{other}`: take one out",
+                f"`{where}` says one thing in `{present[0]}` and another in `{other}`: take one out",
                 f"`{column}` has a message that says two things",
             )
-    return given[found[0]] if found else None
+    return fields[present[0]] if present else None
 
 
-def _is_given(given: Mapping[str, Any], name: str) -> bool:
+def _is_present(fields: Mapping[str, Any], name: str) -> bool:
     """Whether the value is neither null nor empty. An array, which functions may return, has no truth value."""
-    value = given.get(name)
+    value = fields.get(name)
     return value is not None and value is not False and not (isinstance(value, Sequence | Mapping) and not value)
 
 
-def _refuse_other_than_text(given: Mapping[str, Any], place: str) -> None:
-    """given: a row, or a message of one at `place`."""
+def _refuse_other_than_text(fields: Mapping[str, Any], place: str) -> None:
+    """fields: a row, or a message of one at `place`."""
     for name in _NO_TEXT_KEYS:
-        if _is_given(given, name):
+        if _is_present(fields, name):
             rest = "" if place else f", or leave it out by `columns: {{unused: {name}}}`"
             raise RowError(
                 f"`{place}{name}` goes with the text, but rows have text alone, and in `conversations`, `prompts` and "
@@ -266,30 +266,30 @@ def _part_text(part: Any, where: str, column: str) -> str:
     return text
 
 
-def _beside_content(given: Mapping[str, Any], role: str, where: str, column: str) -> Message:
+def _beside_content(fields: Mapping[str, Any], role: str, where: str, column: str) -> Message:
     """Return the fields of a message that templates read beside its role and content; null or empty ones are absent."""
-    found: Message = {name: given[name] for name in _TEXT_KEYS if given.get(name)}
-    reasoning = _agreed(given, _REASONING, where, column)
+    message: Message = {name: fields[name] for name in _TEXT_KEYS if fields.get(name)}
+    reasoning = _agreed(fields, _REASONING, where, column)
     if reasoning is not None:
-        found["reasoning_content"] = reasoning
-    for name, text in found.items():
+        message["reasoning_content"] = reasoning
+    for name, text in message.items():
         if not isinstance(text, str):
             raise RowError(f"`{where}.{name}` must be text, this is {type(text).__name__}")
-    if given.get("tool_calls") and given.get("function_call"):
+    if fields.get("tool_calls") and fields.get("function_call"):
         raise RowError(f"`{where}` has both `tool_calls` and `function_call`: take one out")
-    calls = given.get("tool_calls") or ([given["function_call"]] if given.get("function_call") else None)
+    calls = fields.get("tool_calls") or ([fields["function_call"]] if fields.get("function_call") else None)
     if role != "assistant" and (calls or reasoning is not None):
         name = "tool_calls" if calls else "reasoning_content"
         raise RowError(f"`{where}` has `{name}`, but only assistant turns may")
-    weighed = next((name for name in _TRAINED_KEYS if str(given.get(name, 1)).lower() not in _TRAINED), None)
-    weighed = weighed or next((name for name in _MASKED_KEYS if name in given), None)
+    weighed = next((name for name in _TRAINED_KEYS if str(fields.get(name, 1)).lower() not in _TRAINED), None)
+    weighed = weighed or next((name for name in _MASKED_KEYS if name in fields), None)
     if role == "assistant" and weighed is not None:
         raise RowError(
-            f"`{where}.{weighed}` is {given[weighed]}, but every assistant turn is trained, all alike: take it out of "
+            f"`{where}.{weighed}` is {fields[weighed]}, but every assistant turn is trained, all alike: take it out of "
             "the row, and where the turn is not to be trained the turns from this one on",
             f"`{column}` has turns that are not to be trained",
         )
-    return found | ({"tool_calls": _tool_calls(calls, where, column)} if calls else {})
+    return message | ({"tool_calls": _tool_calls(calls, where, column)} if calls else {})
 
 
 def _tool_calls(calls: Any, where: str, column: str) -> list[dict[str, Any]]:
@@ -305,12 +305,12 @@ def _tool_calls(calls: Any, where: str, column: str) -> list[dict[str, Any]]:
 
 def read_tools(row: Row, columns: Sequence[str]) -> Row:
     """Return the column `tools` of a canonical row, from any of these columns; empty if there are none."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    tools_by_column: dict[str, list[dict[str, Any]]] = {}
     for name in columns:
         try:
-            found |= {name: tools} if (tools := canonical_tools(row.get(name) or [])) else {}
+            tools_by_column |= {name: tools} if (tools := canonical_tools(row.get(name) or [])) else {}
         except ToolError as error:
             raise RowError(f"`{name}` {error}", f"`{name}` are wrong") from error
-    if len(found) > 1:
+    if len(tools_by_column) > 1:
         raise RowError("the row has both `tools` and `functions`: leave one out, such as by `columns`")
-    return {"tools": next(iter(found.values()))} if found else {}
+    return {"tools": next(iter(tools_by_column.values()))} if tools_by_column else {}

@@ -69,9 +69,9 @@ def _parted(row: Row) -> tuple[list[Message], Sequence[Completion]]:
     """Return the common first turns of two conversations, which are the prompt, and the continuation of each."""
     if not all(isinstance(row.get(side), list | tuple) and row[side] for side in _SIDES):
         return read_answered(row, _SIDES)
-    given = [read_messages(row[side], side) for side in _SIDES]
+    conversations = [read_messages(row[side], side) for side in _SIDES]
     stated = read_prompt(row) if prompt_column(row) not in (None, *MESSAGE_COLUMNS) else []
-    whole = [[*stated, *turns] if stated and turns[0]["role"] == "assistant" else turns for turns in given]
+    whole = [[*stated, *turns] if stated and turns[0]["role"] == "assistant" else turns for turns in conversations]
     for side, turns in zip(_SIDES, whole, strict=True):
         last_reply(turns, side)
     both = min(map(len, whole))

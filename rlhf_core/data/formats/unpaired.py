@@ -34,8 +34,8 @@ class Unpaired(AnsweredFormat):
 
 def _label(value: Any) -> bool:
     """Read true or false, also as 1 and 0 and as text, as in CSV."""
-    known = isinstance(value, str | int | float | np.bool_)
-    label = _LABELS.get(str(value).strip().lower()) if known else None
+    is_scalar = isinstance(value, str | int | float | np.bool_)
+    label = _LABELS.get(str(value).strip().lower()) if is_scalar else None
     if label is None:
         shown = repr(value)[:40]
         raise RowError(f"`label` must be true or false, this is {shown}", "`label` is neither true nor false")

@@ -30,9 +30,9 @@ def csv_rows(path: str, shown: str) -> Iterator[Parsed]:
         try:
             yield from _rows(reader, lines, shown, others)
         except csv.Error as error:
-            found = next((other for other in others if lines.begin == 1 and f'"{other}' in lines.last), None)
-            if found is not None:
-                raise RowError(f"{shown} line 1: {_OTHER_DELIMITER}, not {found!r}") from error
+            delimiter = next((other for other in others if lines.begin == 1 and f'"{other}' in lines.last), None)
+            if delimiter is not None:
+                raise RowError(f"{shown} line 1: {_OTHER_DELIMITER}, not {delimiter!r}") from error
             # Where a quote is left open, the rest of the file may look like one row: no policy drops that.
             raise RowError(
                 f"{shown} line {lines.begin}: not CSV ({error}): is a quote left open here? Inside of a quoted value "
@@ -83,9 +83,9 @@ def _header(names: list[str], where: str, other_delimiters: str) -> list[str]:
         raise RowError(f"{where}: {NOT_UTF8}")
     if names[0].startswith(('{"', "[{")):
         raise RowError(f"{where}: the file holds JSON: let its name end in .jsonl")
-    found = next((character for character in other_delimiters if character in names[0]), None)
-    if len(names) == 1 and found is not None:
-        raise RowError(f"{where}: the header is one column, {names[0]!r}: {_OTHER_DELIMITER}, not {found!r}")
+    delimiter = next((character for character in other_delimiters if character in names[0]), None)
+    if len(names) == 1 and delimiter is not None:
+        raise RowError(f"{where}: the header is one column, {names[0]!r}: {_OTHER_DELIMITER}, not {delimiter!r}")
     twice = first_repeated(names)
     if twice is not None:
         raise RowError(f"{where}: the header names the column `{twice}` twice: rename one of them")

@@ -123,26 +123,26 @@ class _Streams(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = b""
         while not data:
-            given = b""
+            chunk = b""
             if self._stream.eof:
-                given = self._next_stream()
-                if not given:
+                chunk = self._next_stream()
+                if not chunk:
                     return 0
                 self._stream = self._decompressor()
             elif self._stream.needs_input:
-                given = self._file.read(HEAD_BYTES)
-                if not given:
+                chunk = self._file.read(HEAD_BYTES)
+                if not chunk:
                     raise EOFError("the file ends within a compressed stream")
-            data = self._stream.decompress(given, len(buffer))
+            data = self._stream.decompress(chunk, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def _next_stream(self) -> bytes:
         """Return the beginning of the next stream; empty at the end of the file. NUL may separate streams."""
-        given: bytes = self._stream.unused_data.lstrip(b"\0")
-        while not given and (read := self._file.read(HEAD_BYTES)):
-            given = read.lstrip(b"\0")
-        return given
+        data: bytes = self._stream.unused_data.lstrip(b"\0")
+        while not data and (read := self._file.read(HEAD_BYTES)):
+            data = read.lstrip(b"\0")
+        return data
 
 
 def _zstd(file: Any, shown: str) -> IO[bytes]:

@@ -98,14 +98,14 @@ def _function_rows(source: FunctionSource, file: Path, bad_row: BadRow) -> Itera
     except (TypeError, ValueError) as error:
         raise StageError(f"{name} does not take the options {sorted(source.options)}: {why_unfit(error)}") from error
     try:
-        made = function(**source.options)
-        rows = list(made) if isinstance(made, Iterable) else None
+        returned = function(**source.options)
+        rows = list(returned) if isinstance(returned, Iterable) else None
     except (Exception, SystemExit) as error:  # the user's code may raise anything; it is shown to them as it is
         if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
             raise  # the job is stopped, and Ray has put its own handler in place
         raise StageError(f"{name} raised {user_error(error)}") from error
     if rows is None:
-        raise StageError(f"{name} returned {type(made).__name__}: it must return the rows, a list of dicts")
+        raise StageError(f"{name} returned {type(returned).__name__}: it must return the rows, a list of dicts")
     for index, row in enumerate(rows):
         if isinstance(row, dict):
             yield f"{name} item {index}", row

@@ -82,12 +82,12 @@ def _create(task: str, options: Mapping[str, Any], *, size: int, seed: int) -> A
     from reasoning_gym.factory import DATASETS
 
     _check_name(task)
-    known = sorted({field.name for field in fields(DATASETS[task][1])} - _SET_BY_US)
+    valid_options = sorted({field.name for field in fields(DATASETS[task][1])} - _SET_BY_US)
     for option in options:
         if option in _SET_BY_US:
             raise RecipeError(f"reasoning_gym task `{task}`: `{option}` belongs to the source, not to a task")
-        if option not in known:
-            raise RecipeError(f"reasoning_gym task `{task}` has no option `{option}`{_hint(option, known)}")
+        if option not in valid_options:
+            raise RecipeError(f"reasoning_gym task `{task}` has no option `{option}`{_hint(option, valid_options)}")
         _check_type(task, option, options[option])
     try:
         return reasoning_gym.create_dataset(task, size=size, seed=seed, **options)
@@ -127,8 +127,8 @@ def _check_name(task: str) -> None:
         raise RecipeError(f"reasoning_gym has no task `{task}`{_hint(task, sorted(DATASETS))}")
 
 
-def _hint(wrong: str, known: list[str]) -> str:
-    return did_you_mean(wrong, known) or f"; there are {', '.join(known)}"
+def _hint(wrong: str, valid: list[str]) -> str:
+    return did_you_mean(wrong, valid) or f"; there are {', '.join(valid)}"
 
 
 def _tuples(value: Any) -> Any:

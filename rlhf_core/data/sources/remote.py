@@ -116,8 +116,8 @@ def _filesystem(url: str) -> Iterator[tuple[Any, str]]:
         options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=120)}
     chain, _, rest = url.partition("://")
     protocol = chain.rpartition("::")[2]
-    if protocol not in (known := fsspec.available_protocols()):
-        raise UnreadableError(f"there is no protocol `{protocol}`{did_you_mean(protocol.lower(), known)}")
+    if protocol not in (protocols := fsspec.available_protocols()):
+        raise UnreadableError(f"there is no protocol `{protocol}`{did_you_mean(protocol.lower(), protocols)}")
     if protocol in LocalFileSystem.protocol and not rest.startswith("/"):
         # Else it is read from the folder that the process happens to be in.
         raise UnreadableError(f"write {protocol}:///… with the whole path, or the path alone, without {protocol}://")
@@ -138,11 +138,11 @@ def _filesystem(url: str) -> Iterator[tuple[Any, str]]:
 
 def _names(filesystem: Any, root: str, suffixes: tuple[str, ...]) -> list[str]:
     names = sorted(path.rstrip("/").rpartition("/")[2] for path in filesystem.ls(root, detail=False))
-    found = [name for name in names if name.endswith(suffixes)]
+    matching = [name for name in names if name.endswith(suffixes)]
     filesystem.invalidate_cache()  # a listing may write versions in another way than a look-up of one file
-    if not found:
+    if not matching:
         raise UnreadableError(f"there is no file that ends in {', '.join(suffixes)}")
-    return found
+    return matching
 
 
 def _identity(filesystem: Any, path: str) -> str:

@@ -107,7 +107,7 @@ def _score_problems(tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
     head = tensors.get("score.weight")
     if head is None:
         others = [name for name in tensors if re.search(r"head|score|classifier", name) and ".layers." not in name]
-        found = f" (there is {', '.join(sorted(others)[:3])})" if others else ""
-        yield f"the weights have no score.weight, the head that a reward is read from{found}: give a reward model"
+        hint = f" (there is {', '.join(sorted(others)[:3])})" if others else ""
+        yield f"the weights have no score.weight, the head that a reward is read from{hint}: give a reward model"
     elif head.shape[:1] != (1,):
         yield f"score.weight in {head.file} has {head.shape[0]} rows, and a reward model has one label: take another"

@@ -62,8 +62,8 @@ def settings_problems(settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"config.json: pad_token_id is {pad} (by default), but the vocabulary ends at {rows - 1}: set it"
     window = settings.get("sliding_window")
     if "sliding_attention" in (settings.get("layer_types") or ()) and not (isinstance(window, int) and window > 0):
-        given = json.dumps(window)
-        yield f"config.json: sliding_window is {given}, and layers slide (layer_types): give a whole number above 0"
+        shown = json.dumps(window)
+        yield f"config.json: sliding_window is {shown}, and layers slide (layer_types): give a whole number above 0"
 
 
 def _position_problems(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -77,8 +77,8 @@ def _position_problems(settings: Mapping[str, Any]) -> Iterator[str]:
     for place, part in {"": settings, "rope_parameters.": whole, **kinds}.items():
         share = part.get("partial_rotary_factor")
         if share is not None and (not isinstance(share, int | float) or not 0 < share <= 1):
-            given = json.dumps(share)
-            yield f"config.json: {place}partial_rotary_factor is {given}; it must be above 0, and at most 1: correct it"
+            shown = json.dumps(share)
+            yield f"config.json: {place}partial_rotary_factor is {shown}; it must be above 0, and at most 1: correct it"
 
 
 @contextmanager

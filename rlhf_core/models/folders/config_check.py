@@ -41,12 +41,12 @@ def config_problems(config: Mapping[str, Any], *, reward_model: bool) -> Iterato
         return
     if any(config.get(name) is not None for name in _QUANTISED):
         yield "the weights are quantised; give the full ones"
-    known = isinstance(kind, str) and kind in known_model_types()
+    is_known = isinstance(kind, str) and kind in known_model_types()
     if not isinstance(config.get("auto_map", {}), dict):
         yield "config.json: `auto_map` is no object: remove it"
-    elif not known and config.get("auto_map"):
+    elif not is_known and config.get("auto_map"):
         yield REMOTE_CODE  # many configs keep one of the time before transformers had the class: those load without
-    elif not known:
+    elif not is_known:
         nearest = did_you_mean(str(kind), known_model_types())
         yield f"config.json: transformers knows no model_type {kind!r}{nearest}: correct it, or take another model"
     names = config.get("architectures")
@@ -71,9 +71,9 @@ def _head_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the reasons why a reward model is no sequence classifier with one label."""
     names = config.get("architectures") or []
     if not any(name.endswith(_HEAD) for name in names):
-        found = f"names {names[0]}" if names else "is missing"
+        stated = f"names {names[0]}" if names else "is missing"
         yield (
-            f"config.json: `architectures` {found}, and a reward model is a sequence classifier (…{_HEAD}), which has "
+            f"config.json: `architectures` {stated}, and a reward model is a sequence classifier (…{_HEAD}), which has "
             "a head `score`: give one that was saved as this class, or train one by a stage `reward_model`"
         )
     elif (labels := num_labels(config)) != 1:
@@ -86,8 +86,8 @@ def _head_problems(config: Mapping[str, Any]) -> Iterator[str]:
 def _how_problems(config: Mapping[str, Any], place: str) -> Iterator[str]:
     """Yield settings of loading, not of a model, which would still be read from its config.json."""
     if config.get("return_dict", True) is not True:
-        given = json.dumps(config["return_dict"])
-        yield f"config.json: `{place}return_dict` is {given}, and training reads the outputs by name: remove it"
+        shown = json.dumps(config["return_dict"])
+        yield f"config.json: `{place}return_dict` is {shown}, and training reads the outputs by name: remove it"
     if config.get("output_attentions"):
         yield f"config.json: `{place}output_attentions` asks for what eager attention alone gives: remove it"
     if config.get("use_bidirectional_attention") is True:
@@ -100,8 +100,8 @@ def _how_problems(config: Mapping[str, Any], place: str) -> Iterator[str]:
             yield f"config.json: `{place}{name}` is {json.dumps(value)}; the recipe says how to compute: remove it"
     for name in ("dtype", "torch_dtype"):
         if isinstance(value := config.get(name), str) and value not in _DTYPES:
-            given = f"config.json: `{place}{name}` is {json.dumps(value)}"
-            yield f"{given}, and weights are float64, float32, float16 or bfloat16: correct it"
+            shown = f"config.json: `{place}{name}` is {json.dumps(value)}"
+            yield f"{shown}, and weights are float64, float32, float16 or bfloat16: correct it"
     for name in _OF_THE_CLASS:
         if name in config:
             yield f"config.json: `{place}{name}` belongs to transformers' class, not to a model: remove it"
@@ -112,8 +112,8 @@ def _nan(config: Mapping[str, Any], place: str = "") -> str | None:
     models.
     """
     for name, value in config.items():
-        if isinstance(value, Mapping) and (found := _nan(value, f"{place}{name}.")) is not None:
-            return found
+        if isinstance(value, Mapping) and (nested := _nan(value, f"{place}{name}.")) is not None:
+            return nested
         if isinstance(value, float) and math.isnan(value):
             return f"{place}{name}"
     return None

@@ -45,10 +45,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise StageError(f"the key `{first_repeated([name for name, _ in pairs])}` occurs twice in one object")
-    return found
+    return values
 
 
 def read_text(path: Path) -> str:
@@ -180,7 +180,7 @@ def _no_weights(folder: Path) -> str:
         )
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
     shards = sorted(path.name for path in folder.glob("*.safetensors"))
-    found = f" ({', '.join(others[:3])} cannot be used: convert to safetensors)" if others else ""
+    hint = f" ({', '.join(others[:3])} cannot be used: convert to safetensors)" if others else ""
     if shards:
-        found = f" (there is {shards[0]}, but no index: fetch {WEIGHTS_INDEX}, or rename the only file)"
-    return f"there are no weights in this folder: {WEIGHTS}, or {WEIGHTS_INDEX} with its shards{found}"
+        hint = f" (there is {shards[0]}, but no index: fetch {WEIGHTS_INDEX}, or rename the only file)"
+    return f"there are no weights in this folder: {WEIGHTS}, or {WEIGHTS_INDEX} with its shards{hint}"

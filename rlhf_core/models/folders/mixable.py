@@ -27,12 +27,12 @@ def mix_problem(config: Mapping[str, Any], other: Mapping[str, Any]) -> str | No
 
     A setting that only one of the two has may be the other's default.
     """
-    ours, theirs = text_config(config), text_config(other)
-    for name in sorted(ours.keys() & theirs.keys()):
+    settings, other_settings = text_config(config), text_config(other)
+    for name in sorted(settings.keys() & other_settings.keys()):
         counts = name not in _OF_NO_WEIGHT and not name.endswith(_OF_NO_WEIGHT_ENDINGS)
-        if counts and ours[name] != theirs[name]:
+        if counts and settings[name] != other_settings[name]:
             return (
-                f"its {name} is {theirs[name]}, and that of `model` is {ours[name]}: only models of one architecture "
-                "can be merged"
+                f"its {name} is {other_settings[name]}, and that of `model` is {settings[name]}: only models of one "
+                "architecture can be merged"
             )
     return None

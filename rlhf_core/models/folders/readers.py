@@ -105,10 +105,10 @@ def vocabulary_problem(config: Mapping[str, Any], student: Mapping[str, Any]) ->
     """Return the reason why the distributions of a teacher and a student cannot be compared; None if they can, or if
     unknown.
     """
-    theirs, ours = vocabulary_size(config), vocabulary_size(student)
-    if theirs is None or ours is None or theirs == ours:
+    teacher_size, student_size = vocabulary_size(config), vocabulary_size(student)
+    if teacher_size is None or student_size is None or teacher_size == student_size:
         return None
-    return f"its distributions are over {theirs} tokens, and the student's over {ours}"
+    return f"its distributions are over {teacher_size} tokens, and the student's over {student_size}"
 
 
 def _context_problem(config: Mapping[str, Any], setting: str, tokens: int) -> str | None:

@@ -65,7 +65,7 @@ def split_problems(settings: Mapping[str, Any], rollout: RolloutEngineConfig) ->
     settings: its config.json, or its class's settings; missing ones are not checked.
     """
     text, ranks, stages = text_config(settings), rollout.tensor_parallel_size, rollout.pipeline_parallel_size
-    uneven = next((said for said in _split_parts(text, ranks)), None)
+    uneven = next((part for part in _split_parts(text, ranks)), None)
     if uneven is not None:
         even = [str(n) for n in range(1, ranks) if not any(_split_parts(text, n))]
         yield (

@@ -38,8 +38,8 @@ def target_problem(lora: LoraConfig, layers: Collection[str], *, tied: bool) -> 
     wrong = [target for target in lora.target_modules if not any(_names(target, layer) for layer in layers)]
     if not wrong:
         return None
-    known = sorted({layer.rpartition(".")[2] for layer in layers})
-    return f"lora.target_modules names {', '.join(wrong)}; the linear layers of this model are {', '.join(known)}"
+    names = sorted({layer.rpartition(".")[2] for layer in layers})
+    return f"lora.target_modules names {', '.join(wrong)}; the linear layers of this model are {', '.join(names)}"
 
 
 def _names(target: str, layer: str) -> bool:

@@ -164,7 +164,7 @@ def test_null_takes_a_stage_or_a_block_away(recipe: str) -> None:
 
 def test_a_missing_key_is_named(recipe: str) -> None:
     override = "sft={dataset: questions, batch_size: 2, max_length: 8}"
-    said = "`sft.optimizer` is missing: add it (of the weights)"
+    said = "`sft.optimizer` is missing: add it (optimizer of the weights)"
     assert problem(recipe, override) == f"override `{override}`: {said}"
 
 
