@@ -11,7 +11,7 @@ from rlhf_core.errors import ConversationError
 Hint = Callable[[Mapping[str, Any]], str]  # of a canonical row
 
 
-def told(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapping[str, Any]]:
+def append_to_prompt(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapping[str, Any]]:
     """Return the messages with `text` appended to the last one of the user.
 
     Raises ConversationError if there is none, or if it has images and the text contains the image character.

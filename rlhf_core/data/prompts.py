@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlhf_core.chat.encoding import Tokenizer, encode_prompt
-from rlhf_core.chat.hints import Hint, told
+from rlhf_core.chat.hints import Hint, append_to_prompt
 from rlhf_core.chat.image_messages import images_of
 from rlhf_core.data.fitting import Fitted, Fitting, RowPolicy, fit
 from rlhf_core.errors import StageError
@@ -55,7 +55,7 @@ def fit_prompts(
         placed: tuple[SequenceImage, ...] = ()
         if images is not None:
             ids, _, placed = images.expanded(ids, [False] * len(ids), images_of(messages))
-        hinted = encode_prompt(tokenizer, told(messages, hint(row)), tools) if hint is not None else []
+        hinted = encode_prompt(tokenizer, append_to_prompt(messages, hint(row)), tools) if hint is not None else []
         return [Prompt(row["id"], messages[-1]["content"], tuple(ids), row, tuple(hinted), placed)]
 
     return fit(rows, Fitting(encode, problem, lambda prompt: None, policy), keep=list)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
-from rlhf_core.chat.hints import told
+from rlhf_core.chat.hints import append_to_prompt
 from rlhf_core.chat.sampled_tokens import sampled_column
 from rlhf_core.config.stages.sampled import REWARD_PLACE
 from rlhf_core.config.texts import is_blank
@@ -141,7 +141,9 @@ def with_reward(row: Mapping[str, Any], reward: float, *, text: str, decimals: i
     """
     new_row = {name: value for name, value in row.items() if name != "id"}
     try:
-        new_row["prompt"] = told(row["prompt"], text.replace(REWARD_PLACE, written_reward(reward, decimals)))
+        new_row["prompt"] = append_to_prompt(
+            row["prompt"], text.replace(REWARD_PLACE, written_reward(reward, decimals))
+        )
     except ConversationError as error:
         raise StageError(f"row {row['id']}: {error}") from error
     return {"id": row_id(new_row), **new_row}

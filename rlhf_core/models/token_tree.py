@@ -92,7 +92,7 @@ class TokenTree:
     @classmethod
     def of(cls, batch: PackedBatch) -> Self:
         device = batch.input_ids.device
-        kept, places, segments = _grown(batch)
+        kept, places, segments = _build_tree(batch)
         groups = [AttentionGroup([segments[i] for i in group]) for group in _grouped(segments)]
         queries = torch.cat([group.queries.flatten() for group in groups])
         keys = torch.cat([group.keys.flatten() for group in groups])
@@ -102,7 +102,7 @@ class TokenTree:
         return cls(kept, places, tuple(group.to(device) for group in groups), queries, keys, order)
 
 
-def _grown(batch: PackedBatch) -> tuple[Tensor, Tensor, list[Segment]]:
+def _build_tree(batch: PackedBatch) -> tuple[Tensor, Tensor, list[Segment]]:
     """Return `kept`, `places` and the segments, on the CPU."""
     lengths = batch.sequence_lengths.tolist()
     starts = (batch.sequence_lengths.cumsum(0) - batch.sequence_lengths).tolist()

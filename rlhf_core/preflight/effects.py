@@ -16,7 +16,7 @@ def check_effects(recipe: Recipe, nodes: Mapping[str, Draft], samples: Mapping[s
     samples: the readable rows, after the checks of `overlap` have removed held-out ones.
     """
     compared = [name for name, rows in samples.items() if rows]
-    for name, by, on in _tested_on_what_is_trained(recipe, nodes):
+    for name, by, on in _train_test_overlaps(recipe, nodes):
         if name in recipe.data and name not in compared and recipe.data[name].on_overlap == "error":
             yield (
                 f"{on}: `{name}` is what {by} trains on, so that the scores would show what was learned by heart: test "
@@ -26,7 +26,7 @@ def check_effects(recipe: Recipe, nodes: Mapping[str, Draft], samples: Mapping[s
 
 def effect_notes(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[str]:
     """Yield notes on valid settings that are probably unintended."""
-    for name, by, on in _tested_on_what_is_trained(recipe, nodes):
+    for name, by, on in _train_test_overlaps(recipe, nodes):
         yield f"`{name}` is trained on ({by}) and tested on ({on}): the scores will show what was learned by heart"
     yield from _unused_datasets(recipe, nodes)
     yield from _unread_models(recipe, nodes)
@@ -34,7 +34,7 @@ def effect_notes(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[str]:
         yield "no stage `evaluation`: no model of this recipe is evaluated"
 
 
-def _tested_on_what_is_trained(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[tuple[str, str, str]]:
+def _train_test_overlaps(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[tuple[str, str, str]]:
     """Yield each dataset used for both, the settings that train on it and those that test on it."""
     trained: dict[str, set[str]] = {}
     tested: dict[str, set[str]] = {}

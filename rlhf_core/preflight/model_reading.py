@@ -57,7 +57,7 @@ def _answer(folder: Path, head: Head, key: str) -> str:
     kept = node_cache() / "inspected" / f"{key}.json"
     if kept.is_file():
         return kept.read_text(encoding="utf-8")
-    answer = _ask(folder, head)
+    answer = _inspect(folder, head)
     with suppress(OSError):  # who may not write there, or has no space left, asks again
         kept.parent.mkdir(parents=True, exist_ok=True)
         written = kept.with_suffix(f".{os.getpid()}")
@@ -66,7 +66,7 @@ def _answer(folder: Path, head: Head, key: str) -> str:
     return answer
 
 
-def _ask(folder: Path, head: Head) -> str:
+def _inspect(folder: Path, head: Head) -> str:
     command = [sys.executable, "-m", inspection.__name__, str(folder), head]
     try:
         done = subprocess.run(

@@ -205,7 +205,7 @@ class DatasetConfig(SeededConfig):
         return self
 
     @model_validator(mode="after")
-    def _what_stops_is_a_mix(self) -> DatasetConfig:
+    def _stop_needs_a_mix(self) -> DatasetConfig:
         if self.stop != "first_exhausted" and not self.mix:
             raise ValueError("stop: it says when a `mix` ends, and there is none; leave it out")
         return self

@@ -9,7 +9,7 @@ from pydantic import AfterValidator
 from rlhf_core.config.rewards.rewards import Scorer, TextReward
 
 
-def _stands_alone(scorer: Scorer) -> Scorer:
+def _check_scorer(scorer: Scorer) -> Scorer:
     if scorer.weight != 1.0:
         raise ValueError("a scorer is never summed with another: leave `weight` out")
     if isinstance(scorer, TextReward) and scorer.tolerated_failures:
@@ -23,5 +23,5 @@ def _scores(scorer: Scorer) -> Scorer:
     return scorer
 
 
-MonitorConfig = Annotated[Scorer, AfterValidator(_stands_alone)]  # whose rewards are logged
-ScorerConfig = Annotated[Scorer, AfterValidator(_stands_alone), AfterValidator(_scores)]  # whose scores count
+MonitorConfig = Annotated[Scorer, AfterValidator(_check_scorer)]  # whose rewards are logged
+ScorerConfig = Annotated[Scorer, AfterValidator(_check_scorer), AfterValidator(_scores)]  # whose scores count

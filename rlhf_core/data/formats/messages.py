@@ -42,7 +42,7 @@ class MessageFormat(Format):
     tool_columns: tuple[str, ...] = _TOOL_COLUMNS
 
     def canonical(self, row: Row) -> Row:
-        _refuse_other_than_text(row, "")
+        _require_text(row, "")
         canonical = self.without_tools(row) | read_tools(row, self.tool_columns)
         return canonical | {self.column: _with_system(row, canonical[self.column])}
 
@@ -166,7 +166,7 @@ def _message(value: Any, column: str, index: int) -> Message:
             f"`{column}` has an entry that is no message",
         )
     present = {name: item for name, item in value.items() if item is not None}
-    _refuse_other_than_text(present, f"{where}.")
+    _require_text(present, f"{where}.")
     named = _agreed(present, ("role", "from"), where, column, role_of)
     if named is None:
         raise RowError(f"`{where}` has no `role`; it must be a message {{role, content}}", f"`{column}` lacks a role")
@@ -178,7 +178,7 @@ def _message(value: Any, column: str, index: int) -> Message:
         )
     raw_content = _agreed(present, ("content", "value"), where, column)
     content = _text(raw_content, where, column)
-    message: Message = {"role": role, "content": content} | _beside_content(present, role, where, column)
+    message: Message = {"role": role, "content": content} | _other_fields(present, role, where, column)
     if images := images_in(raw_content):
         message["images"] = images
         _require_images_fit(message, where, column)
@@ -216,7 +216,7 @@ def _is_present(fields: Mapping[str, Any], name: str) -> bool:
     return value is not None and value is not False and not (isinstance(value, Sequence | Mapping) and not value)
 
 
-def _refuse_other_than_text(fields: Mapping[str, Any], place: str) -> None:
+def _require_text(fields: Mapping[str, Any], place: str) -> None:
     """fields: a row, or a message of one at `place`."""
     for name in _NO_TEXT_KEYS:
         if _is_present(fields, name):
@@ -266,7 +266,7 @@ def _part_text(part: Any, where: str, column: str) -> str:
     return text
 
 
-def _beside_content(fields: Mapping[str, Any], role: str, where: str, column: str) -> Message:
+def _other_fields(fields: Mapping[str, Any], role: str, where: str, column: str) -> Message:
     """Return the fields of a message that templates read beside its role and content; null or empty ones are absent."""
     message: Message = {name: fields[name] for name in _TEXT_KEYS if fields.get(name)}
     reasoning = _agreed(fields, _REASONING, where, column)

@@ -36,7 +36,7 @@ class Preferences(AnsweredFormat):
         chosen: Completion
         rejected: Completion
         if any(isinstance(row.get(side), list | tuple) and len(row[side]) > 1 for side in _SIDES):
-            prompt, (chosen, rejected) = _parted(row)
+            prompt, (chosen, rejected) = _split_prompt(row)
         else:
             prompt, (chosen, rejected) = read_answered(row, _SIDES)
         if isinstance(chosen, str) and isinstance(rejected, str) and chosen.strip() == rejected.strip():
@@ -65,7 +65,7 @@ class Preferences(AnsweredFormat):
         return max(first_trained(mask), differ) + 1
 
 
-def _parted(row: Row) -> tuple[list[Message], Sequence[Completion]]:
+def _split_prompt(row: Row) -> tuple[list[Message], Sequence[Completion]]:
     """Return the common first turns of two conversations, which are the prompt, and the continuation of each."""
     if not all(isinstance(row.get(side), list | tuple) and row[side] for side in _SIDES):
         return read_answered(row, _SIDES)

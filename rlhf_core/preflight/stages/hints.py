@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 
 from rlhf_core.chat.encoding import encode_prompt
-from rlhf_core.chat.hints import told
+from rlhf_core.chat.hints import append_to_prompt
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.errors import ConversationError
 from rlhf_core.preflight.lengths import tokenizer_of
@@ -29,7 +29,7 @@ def hint_problem(config: RLConfig, template: str, model: BaseModel | None, conte
     for index, (where, row) in enumerate(rows):
         try:
             hints[index] = hint(row)
-            told(row["prompt"], hints[index])
+            append_to_prompt(row["prompt"], hints[index])
         except ConversationError as error:
             if dataset.on_bad_row == "error":
                 return f"{where}: {error}"
@@ -39,7 +39,7 @@ def hint_problem(config: RLConfig, template: str, model: BaseModel | None, conte
     tokenizer = tokenizer_of(model, context.root)
     for index in heapq.nlargest(_TOKENISED_ROWS, hints, key=lambda index: len(hints[index])):
         where, row = rows[index]
-        tokens = len(encode_prompt(tokenizer, told(row["prompt"], hints[index]), row.get("tools")))
+        tokens = len(encode_prompt(tokenizer, append_to_prompt(row["prompt"], hints[index]), row.get("tools")))
         if tokens > limit.room:
             return (
                 f"{where} has {tokens} tokens with its hint, more than the {limit.room} that {limit.setting} leaves "

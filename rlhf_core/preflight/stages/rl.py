@@ -21,7 +21,7 @@ def check(config: RLConfig, node: Draft, context: CheckContext) -> Iterator[str 
     yield from adapter_problems(config.lora, "lora", POLICY_INPUT, node, context)
     if critic is not None:
         yield from adapter_problems(critic.lora, f"{config.block}.critic.lora", config.critic_input, node, context)
-    yield from _sampled_otherwise(config, node, context)
+    yield from _engine_differences(config, node, context)
     yield from (f"{block}.{problem}" for problem in _thresholds(config))
     teacher = config.settings.teacher
     if teacher is not None and teacher.hint is not None:
@@ -31,7 +31,7 @@ def check(config: RLConfig, node: Draft, context: CheckContext) -> Iterator[str 
     yield from few_rows(config.dataset, "prompts_per_step", config.prompts_per_step, more, node, context)
 
 
-def _sampled_otherwise(config: RLConfig, node: Draft, context: CheckContext) -> Iterator[str]:
+def _engine_differences(config: RLConfig, node: Draft, context: CheckContext) -> Iterator[str]:
     """Yield the reasons why engines and trainer would compute different results."""
     model = context.models.get(node.name)
     for setting, tokens in config.sequence_lengths().items():
