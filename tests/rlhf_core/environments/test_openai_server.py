@@ -61,10 +61,10 @@ def test_later_messages_follow_the_tokens_that_were_sampled(tokenizer: Tokenizer
         assert (await chat(client, *again)).choices[0].message.content == "b"
 
     play(made, agent)
-    first, second = made.made
+    first, second = made.completed
     assert second.prompt[: len(first.prompt) + 2] == first.prompt + first.completion.token_ids
     assert tokenizer.decode(second.prompt) == "<user>user:a?<assistant>a<eos><user>user:wrong<assistant>"
-    (sequence,) = joined(made.made)
+    (sequence,) = joined(made.completed)
     assert sequence.sampled.count(True) == 4
 
 
@@ -84,7 +84,7 @@ def test_a_reply_that_would_be_tokenised_otherwise_keeps_its_tokens(tokenizer: T
         await chat(client, QUESTION, {"role": "assistant", "content": said.content}, QUESTION)
 
     play(calls, agent)
-    assert len(joined(calls.made)) == 1
+    assert len(joined(calls.completed)) == 1
     assert calls.made[1].prompt[len(calls.made[0].prompt) :][:3] == odd.token_ids
 
 
@@ -100,9 +100,9 @@ def test_changed_history_and_sub_agents_are_branches(tokenizer: Tokenizer) -> No
         await chat(client, {"role": "system", "content": "other"}, QUESTION)
 
     play(made, agent)
-    sequences = joined(made.made)
+    sequences = joined(made.completed)
     assert [[call.number for call in each.calls] for each in sequences] == [[0, 1], [2], [3], [4]]
-    first = made.made[0]
+    first = made.completed[0]
     assert sequences[1].token_ids[: len(first.prompt) + 2] == [*first.prompt, *first.completion.token_ids]
     assert not any(sequences[2].sampled[:-2])
 
@@ -116,7 +116,7 @@ def test_a_reply_that_was_cut_is_ended_before_what_follows(tokenizer: Tokenizer)
         await chat(client, QUESTION, cut.message.model_dump(), QUESTION, stop="b")
 
     play(made, agent)
-    (sequence,) = joined(made.made)
+    (sequence,) = joined(made.completed)
     text = "<user>user:a?<assistant>ab<eos><user>user:a?<assistant>ab"  # the last was stopped
     assert tokenizer.decode(sequence.token_ids) == text
     assert tokenizer.decode([t for t, s in zip(sequence.token_ids, sequence.sampled, strict=True) if s]) == "abab"
@@ -134,7 +134,7 @@ def test_a_stream_has_what_is_recorded(tokenizer: Tokenizer) -> None:
     assert [c.choices[0].finish_reason for c in chunks if c.choices] == [None, "stop"]
     assert chunks[-1].usage.completion_tokens == 4
     logprobs = [each.logprob for each in chunks[0].choices[0].logprobs.content]
-    assert tuple(logprobs) == made.made[0].completion.logprobs
+    assert tuple(logprobs) == made.completed[0].completion.logprobs
 
     async def texts(client: AsyncOpenAI) -> Any:
         stream = await client.completions.create(model="policy", prompt="a", stream=True, logprobs=0)
@@ -142,7 +142,7 @@ def test_a_stream_has_what_is_recorded(tokenizer: Tokenizer) -> None:
 
     (chunk,) = play(made, texts)
     assert chunk.choices[0].text == "abc"
-    assert tuple(chunk.choices[0].logprobs.token_logprobs) == made.made[1].completion.logprobs
+    assert tuple(chunk.choices[0].logprobs.token_logprobs) == made.completed[1].completion.logprobs
 
 
 def test_completions_models_and_tokenize(tokenizer: Tokenizer) -> None:
@@ -165,7 +165,7 @@ def test_completions_models_and_tokenize(tokenizer: Tokenizer) -> None:
             assert (await http.get(f"{root}v1/files")).json()["error"]["code"] == "not_found"
 
     play(made, agent)
-    assert [call.number for call in made.made] == [0, 1, 2]
+    assert [call.number for call in made.completed] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -190,7 +190,7 @@ def test_calls_of_tools(tokenizer: Tokenizer, stream: bool) -> None:
         assert (last.message.content, last.message.tool_calls, last.finish_reason) == ("a", None, "stop")
 
     play(made, agent, tool_parser=_Hermes())
-    (sequence,) = joined(made.made)
+    (sequence,) = joined(made.completed)
     assert tokenizer.decode(sequence.token_ids).endswith(f"<assistant>b{calls}<eos><user>tool:2<assistant>a<eos>")
 
 
@@ -257,14 +257,14 @@ def test_what_cannot_be_done_is_refused_in_the_words_of_the_api(
         assert refused.value.body["type"] == "invalid_request_error"
 
     play(made, agent)
-    assert made.made == []
+    assert made.completed == []
 
 
 def test_what_changes_nothing_is_ignored(tokenizer: Tokenizer) -> None:
     made = policy(tokenizer, lambda prompt: "a")
     given = {"seed": 7, "user": "x", "temperature": 1, "top_p": 1.0, "presence_penalty": 0.0, "tool_choice": "none"}
     play(made, lambda client: chat(client, QUESTION, tools=[TOOL], **given))
-    assert tokenizer.decode(made.made[0].prompt) == "<user>user:a?<assistant>"
+    assert tokenizer.decode(made.completed[0].prompt) == "<user>user:a?<assistant>"
 
 
 def test_a_call_beyond_the_last_is_refused(tokenizer: Tokenizer) -> None:
@@ -347,10 +347,10 @@ def test_200_episodes_side_by_side_half_of_them_aborted(tokenizer: Tokenizer) ->
     played = asyncio.run(together())
     assert psutil.Process().num_fds() <= before + 2
     for number, made in enumerate(played):
-        assert len(made.made) == (1 if number % 2 else 3)
-        for call in made.made:
+        assert len(made.completed) == (1 if number % 2 else 3)
+        for call in made.completed:
             assert f"user:n{number}<" in tokenizer.decode(call.prompt)
             assert tokenizer.decode(call.completion.token_ids) == f"n{number}<eos>"
-        assert len(joined(made.made)) == (1 if number % 2 else 2)
+        assert len(joined(made.completed)) == (1 if number % 2 else 2)
     assert len(cancelled) <= 100
     assert all("wait" in prompt for prompt in cancelled)

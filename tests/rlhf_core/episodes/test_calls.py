@@ -162,7 +162,7 @@ def test_each_call_has_its_own_seed_and_leaves_its_record() -> None:
     calls = calls_of(asked)
     made = [asyncio.run(calls.generate([5], max_tokens=3, stop=["a"])), asyncio.run(calls.generate([6]))]
     assert [(r.prompt, r.seed, r.parameters.max_tokens) for r in asked] == [((5,), 70, 3), ((6,), 71, 6)]
-    assert calls.made == made
+    assert calls.completed == made
     assert made[0].completion == completion([1])
 
 
@@ -182,7 +182,7 @@ def test_a_call_beyond_the_limits_is_refused_and_not_counted(
     with pytest.raises(CallError) as refused:
         asyncio.run(calls.generate(prompt, **settings))
     assert refused.value.code == code
-    assert (asked, calls.made) == ([], [])
+    assert (asked, calls.completed) == ([], [])
     asyncio.run(calls.generate([1]))
     asyncio.run(calls.generate([1] * 7))
     with pytest.raises(CallError, match="all of the 2 calls") as refused:
