@@ -87,7 +87,8 @@ def test_a_loss_that_reads_margins_needs_them(problems: Problems) -> None:
     having, lacking = (json.dumps({**PAIR, "margin": 1.5}), json.dumps({**PAIR, "prompt": "Who?"}))
     (problem,) = problems(both(file("pairs.jsonl", f"{having}\n{lacking}\n"), rebel))
     assert problem.startswith("dpo.dataset: pairs.jsonl line 2: losses.rebel reads how much better the chosen")
-    assert problems(both(file("pairs.jsonl", having), rebel)) == []
+    other = json.dumps({**PAIR, "prompt": "Who?", "margin": 0.5})
+    assert problems(both(file("pairs.jsonl", f"{having}\n{other}\n"), rebel)) == []
 
 
 def test_a_single_pair_cannot_be_held_out(problems: Problems) -> None:

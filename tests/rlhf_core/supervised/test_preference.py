@@ -121,15 +121,16 @@ def test_the_gradient_does_not_depend_on_the_split(
     assert distance <= 1e-5 * whole
 
 
+@pytest.mark.parametrize(("ranks", "tokens"), [(1, 1000), (4, 1)])
 def test_each_pair_meets_its_margin_on_every_rank(
-    inputs: dict[str, Input], examples: list[Example], tmp_path: Path
+    inputs: dict[str, Input], examples: list[Example], tmp_path: Path, ranks: int, tokens: int
 ) -> None:
-    """REBEL, on four ranks of which some have a filler."""
+    """REBEL, in one micro-batch, and on four ranks of which some have a filler."""
     apart = [replace(example, margin=0.75 * index - 1) for index, example in enumerate(examples)]
     wanted_loss, wanted = expected(inputs, apart, rebel)
-    shards = divide(pack_pairs(apart), 4, 1)
-    assert any(not batch.num_trained_tokens for shard in shards for batch in shard.micro_batches), "no filler"
+    shards = divide(pack_pairs(apart), ranks, tokens)
     batches = [batch for shard in shards for batch in shard.micro_batches]
+    assert any(not batch.num_trained_tokens for batch in batches) == (ranks == 4), "no filler"
     one = worker(tmp_path, inputs, losses={"rebel": {"type": "rebel", "beta": BETA}})
     (metrics,) = one.train([Shard(batches, shards[0].num_tokens, shards[0].num_examples)])
     assert metrics.means["loss"] == pytest.approx(wanted_loss, rel=1e-5)
