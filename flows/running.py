@@ -27,7 +27,7 @@ from rlhf_core.pipeline.prepare import Prepared, pins_path, prepare
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
 from rlhf_core.pipeline.specs import run_settings
 from rlhf_core.report.formatting import main_metrics
-from tasks.prefect_tasks import STAGE_TASKS, StageRunner
+from tasks.prefect_tasks import StageRunner, stage_task
 from tasks.ray_jobs import connect
 from tasks.stage import StageResult, stop_jobs_of
 
@@ -117,7 +117,7 @@ def _submit(nodes: Mapping[str, Node], runner: StageRunner) -> Futures:
     futures: dict[str, PrefectFuture[Any]] = {}
     for name, node in nodes.items():
         before = [futures[other] for other in (*node.inputs.values(), *node.after) if other in futures]
-        futures[name] = STAGE_TASKS[node.stage.name].submit(
+        futures[name] = stage_task(node.stage.name).submit(
             node_name=name, runner=runner, return_state=False, wait_for=before
         )
     return futures

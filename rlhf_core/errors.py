@@ -21,6 +21,10 @@ class VariableError(AlignmentError):
     """An environment variable of this system, ALIGNMENT_…, has a value that cannot be used."""
 
 
+class PluginError(AlignmentError):
+    """An installed plugin cannot be used, or is not the one that a run was started with."""
+
+
 class StoreError(AlignmentError):
     """The artifact store cannot be reached, or does not provide what the contract requires."""
 

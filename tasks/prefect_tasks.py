@@ -11,10 +11,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 from uuid import UUID
 
-from prefect import get_run_logger, task
+from prefect import Task, get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled, Completed
@@ -23,7 +24,6 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import AlignmentError, reason_of, shortened
 from rlhf_core.graph.graph import Node
 from rlhf_core.pipeline.specs import RunSettings
-from rlhf_core.stages.table import STAGES
 from rlhf_core.tracking.protocol import Progress
 from tasks.job_end import JobCancelledError
 from tasks.ray_jobs import RayJobs
@@ -138,8 +138,9 @@ def _compute_node(node_name: str, runner: StageRunner) -> Any:
     return Completed(name="Computed", message=f"{node.ref} in {result.seconds:.0f} s", data=result)
 
 
-# A failed stage is not repeated on its own: what made it fail would do so again, after the same GPU hours.
-STAGE_TASKS = {
-    name: task(name=name, task_run_name="{node_name}", cache_policy=NO_CACHE, persist_result=False)(_compute_node)
-    for name in STAGES
-}
+@cache
+def stage_task(stage: str) -> Task[Any, Any]:
+    """The task of a stage, by its name. A failed stage is not repeated on its own: what made it fail would do so again,
+    after the same GPU hours."""
+    named = task(name=stage, task_run_name="{node_name}", cache_policy=NO_CACHE, persist_result=False)
+    return named(_compute_node)

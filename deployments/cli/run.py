@@ -58,7 +58,7 @@ def planned_nodes(
     checked: Checked, repository: ArtifactRepository | None, earlier: list[Manifest] | None = None
 ) -> list[PlannedNode]:
     name = checked.loaded.recipe.name
-    return make_plan(checked.graph, checked.libraries, repository, recipe=name, found=earlier)
+    return make_plan(checked.graph, repository, recipe=name, found=earlier)
 
 
 def _show_estimates(checked: Checked, planned: Sequence[PlannedNode], earlier: Sequence[Manifest]) -> None:

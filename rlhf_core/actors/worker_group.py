@@ -14,6 +14,7 @@ from rlhf_core.actors import forwarding
 from rlhf_core.actors.calls import ASIDE, CALL_SECONDS, leave, wait
 from rlhf_core.actors.placement import reserve, runtime_environment, worker_bundles
 from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.plugins import require, required
 from rlhf_core.contract import Before
 from rlhf_core.system.scratch import remove_all
 from rlhf_core.system.threads import use_threads
@@ -32,9 +33,10 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 class _Rank:
     """The actor: joins the process group, builds the worker, and runs its methods."""
 
-    def inherit(self, environment: Mapping[str, str]) -> None:
-        """Called first: what `start` receives imports libraries that read variables."""
+    def inherit(self, environment: Mapping[str, str], plugins: Mapping[str, str]) -> None:
+        """Called first: what `start` receives imports libraries that read variables, and plugins."""
         forwarding.inherit(environment)
+        require(plugins)
 
     def leave(self) -> None:
         """Called last: see calls.leave."""
@@ -94,8 +96,8 @@ class RayWorkerGroup(Generic[W]):
                 placement_group = self._stack.enter_context(reserve(worker_bundles(placement)))
             bundles = range(first_bundle, first_bundle + placement.workers)
             self._actors = [self._create(placement, placement_group, bundle) for bundle in bundles]
-            variables = forwarding.received()
-            inherits = {actor.inherit.remote(variables): f"rank {rank}" for rank, actor in enumerate(self._actors)}
+            given = forwarding.received(), required()
+            inherits = {actor.inherit.remote(*given): f"rank {rank}" for rank, actor in enumerate(self._actors)}
             wait("start", inherits, start_timeout)
             address = wait("start", {self._actors[0].host_store.remote(): "rank 0"}, start_timeout)[0]
             threads, size = placement.num_threads, placement.workers

@@ -22,7 +22,8 @@ class StageSpec(Config):
     user_files: dict[str, str]  # path as the recipe names it -> sha256 of a blob in the store
     pins: dict[str, str] = Field(default_factory=dict)  # URL of a remote source -> its content's identity
     seed: int | None  # None: the stage draws no random numbers
-    libraries: dict[str, str]
+    libraries: dict[str, str]  # that compute -> version, the plugins that the stage uses among them
+    plugins: dict[str, str] = Field(default_factory=dict)  # those, and the plugins of trackers
     tracking: dict[str, Any] = Field(default_factory=dict)
     run_id: str = ""
     recipe: str = ""  # its name

@@ -12,6 +12,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import ErrorType
 
+from rlhf_core.config.plugins import Plugin
+
 # How people write "no value" where YAML reads text.
 NULL_WORDS = frozenset({"", "~", "none", "None", "NONE", "null", "Null", "NULL"})
 
@@ -76,6 +78,10 @@ class Config(BaseModel):
 
     def named_variables(self) -> Iterable[str]:
         """Environment variables named by these settings, which a job needs and no key includes."""
+        return ()
+
+    def named_plugins(self) -> Iterable[Plugin]:
+        """Plugins that a name in these settings comes from; without those of configs below."""
         return ()
 
     def used_settings(self) -> Iterator[tuple[str, Any]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import builtins  # the field `type` hides the class of that name
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from rlhf_core.config.base import Config, located, raised
+from rlhf_core.config.plugins import Plugin, Table
 from rlhf_core.errors import did_you_mean
 
 
@@ -25,9 +26,18 @@ class TypedConfig(Config):
     type: str
 
     @classmethod
+    def table(cls) -> Table[Any]:
+        """The table of all classes of all families that share one; each line has a `config`."""
+        raise NotImplementedError
+
+    @classmethod
     def classes(cls) -> Mapping[str, builtins.type[Self]]:
         """The classes accepted in place of this one, by their `type`."""
-        raise NotImplementedError
+        return {kind: line.config for kind, line in cls.table().items() if issubclass(line.config, cls)}
+
+    def named_plugins(self) -> Iterable[Plugin]:
+        plugin = self.table().plugins.get(self.type)
+        return () if plugin is None else (plugin,)
 
     @classmethod
     def chosen(cls, raw: Any) -> TypedConfig:
@@ -47,9 +57,8 @@ class TypedConfig(Config):
         elif kind is None:
             problems = [InitErrorDetails(type="missing", loc=("type",), input=raw)]
         else:
-            text = (
-                f"there is no {cls.family} `{kind}`{did_you_mean(str(kind), classes)}; there are {', '.join(classes)}"
-            )
+            near, names = did_you_mean(str(kind), known), ", ".join(known) or "none"
+            text = f"there is no {cls.family} `{kind}`{near}; there are {names}"
             problems = [InitErrorDetails(type=raised(text), loc=("type",), input=kind)]
         raise ValidationError.from_exception_data(cls.__name__, problems)
 

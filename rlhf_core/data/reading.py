@@ -68,7 +68,7 @@ def read_dataset(folder: Path, *, images: bool = False) -> Rows:
     if not (folder / INFO_FILE).is_file():
         raise StageError(f"{folder}: there is no {INFO_FILE}, so this is not a dataset artifact")
     name = dataset_info(folder).get("format")
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise StageError(f"{folder}: its rows have the format {name}, but there are {', '.join(FORMATS)}")
     return Rows(format_of(name), iterate_rows(folder, images=images))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.config.base import Role
-from rlhf_core.config.data.dataset import OverlapConfig
+from rlhf_core.config.data.dataset import DatasetConfig, OverlapConfig
 from rlhf_core.config.inputs import InputSetting, input_settings
 from rlhf_core.config.stages.base import NamedStageConfig, StageConfig
 from rlhf_core.config.stages.merging import MergeConfig
@@ -168,12 +168,8 @@ class Drafter:
         wanted, existing = setting.reads.format, self._existing_dataset(name)
         if name in self.recipe.data or wanted is None:
             return
-        if existing is None:
-            what, actual = f"`{name}` makes a dataset", self.nodes[name].config.made_format
-        else:
-            stage = STAGES.get(existing.stage)
-            what = f"`{name}` is {existing.ref}"
-            actual = (stage.config.made_format if stage is not None else None) or existing.config.get("format")
+        what = f"`{name}` makes a dataset" if existing is None else f"`{name}` is {existing.ref}"
+        actual = dataset_format(self.nodes[name])
         if actual != wanted:
             raise RecipeError(f"{place}: {what}, of the format {actual}; `{place.partition('.')[0]}` needs {wanted}")
 
@@ -246,6 +242,14 @@ class Drafter:
             self._add(Draft(base, name, STAGES["artifact"], parent, {}, self.find(parent.ref)))
             inputs = {"model": base}
         self._add(Draft(name, name, STAGES["artifact"], config, inputs, manifest))
+
+
+def dataset_format(draft: Draft) -> str | None:
+    """Return the format of the dataset that this node makes, or is; None: it is no dataset."""
+    if draft.existing is None:
+        return draft.config.format if isinstance(draft.config, DatasetConfig) else draft.config.made_format
+    stage = STAGES.get(draft.existing.stage)
+    return (stage.config.made_format if stage is not None else None) or draft.existing.config.get("format")
 
 
 def asked_dataset(recipe: Recipe, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.stages.base import StageConfig
@@ -12,6 +12,7 @@ from rlhf_core.errors import RecipeError
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.graph.outline import Outline, outline
 from rlhf_core.graph.pins import pins
+from rlhf_core.graph.plugins import plugins_of
 from rlhf_core.graph.user_files import user_files
 from rlhf_core.recipe.loading import LoadedRecipe
 from rlhf_core.stages.key import stage_key
@@ -28,6 +29,8 @@ class Node:
     pins: Mapping[str, str]  # URL of a remote source -> its content's identity
     seed: int | None  # of its random numbers; None: it draws none
     ref: ArtifactRef
+    libraries: Mapping[str, str] = field(default_factory=dict)  # that compute it, its plugins among them
+    plugins: Mapping[str, str] = field(default_factory=dict)  # that it uses -> version
     after: tuple[str, ...] = ()  # nodes that must have succeeded before, though it does not read their results
 
 
@@ -39,20 +42,21 @@ def build_graph(
 ) -> dict[str, Node]:
     """Return all nodes by name, each after its inputs.
 
-    libraries: versions of the libraries that compute, by name; part of every key.
+    libraries: versions of the libraries that compute, by name; part of every key, as a node's plugins are of its own.
     drafts: the recipe's outline, if it was drafted before. resolved: see `pins`.
     Raises RecipeError if a setting names a missing input, or a source cannot be read.
     """
     nodes: dict[str, Node] = {}
     pinned = {} if resolved is None else resolved
-    for draft in (drafts or outline(loaded.recipe)).nodes.values():
+    all_drafts = (drafts or outline(loaded.recipe)).nodes
+    for draft in all_drafts.values():
         if draft.existing is not None:
             nodes[draft.name] = Node(draft.name, draft.stage, draft.config, {}, {}, {}, {}, None, draft.existing.ref)
         elif not draft.stage.entry:  # the result of the node that it reads, by another name
             same = nodes[draft.inputs["model"]].ref
             nodes[draft.name] = Node(draft.name, draft.stage, draft.config, dict(draft.inputs), {}, {}, {}, None, same)
         else:
-            nodes[draft.name] = _node(draft, nodes, loaded, libraries, pinned)
+            nodes[draft.name] = _node(draft, nodes, loaded, libraries, pinned, plugins_of(draft, all_drafts))
     return nodes
 
 
@@ -62,6 +66,7 @@ def _node(
     loaded: LoadedRecipe,
     libraries: Mapping[str, str],
     resolved: dict[str, str],
+    plugins: Mapping[str, str],
 ) -> Node:
     refs = {name: nodes[other].ref for name, other in draft.inputs.items()}
     files = user_files(draft.config, loaded.root)
@@ -69,12 +74,13 @@ def _node(
         sources = pins(draft.config, resolved)
     except RecipeError as error:
         raise RecipeError(f"{draft.section}: {error}") from error
-    seed = draft.config.seed_of(loaded.recipe.seed)
+    seed, libraries = draft.config.seed_of(loaded.recipe.seed), {**libraries, **plugins}
     key = stage_key(
         draft.stage, draft.config,
         inputs=refs, user_files=files, pins=sources, seed=seed, libraries=libraries,
     )  # fmt: skip
     ref = ArtifactRef(stage=draft.stage.name, key=key)
     return Node(
-        draft.name, draft.stage, draft.config, dict(draft.inputs), refs, files, sources, seed, ref, draft.after
+        draft.name, draft.stage, draft.config, dict(draft.inputs), refs, files, sources, seed, ref,
+        libraries, plugins, draft.after,
     )  # fmt: skip

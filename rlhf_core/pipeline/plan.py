@@ -30,7 +30,6 @@ class PlannedNode:
 
 def plan(
     graph: Mapping[str, Node],
-    libraries: Mapping[str, str],
     repository: ArtifactRepository | None,
     *,
     recipe: str = "",
@@ -52,7 +51,7 @@ def plan(
         newest = _newest_by_name(manifest for manifest in listed if manifest.recipe == recipe)
         if found is not None:
             found += listed
-    planned = [_planned(node, manifests[node.name], newest.get(node.name), libraries) for node in graph.values()]
+    planned = [_planned(node, manifests[node.name], newest.get(node.name)) for node in graph.values()]
     return [
         replace(planned_node, why=planned_node.why + _resumes(node, repository.store))
         if planned_node.action == "compute"
@@ -68,14 +67,12 @@ def _resumes(node: Node, store: Store) -> str:
     return "" if step is None else f"; resumes from step {step}"
 
 
-def _planned(
-    node: Node, manifest: Manifest | None, before: Manifest | None, libraries: Mapping[str, str]
-) -> PlannedNode:
+def _planned(node: Node, manifest: Manifest | None, before: Manifest | None) -> PlannedNode:
     if manifest is not None:
         return _entry(node, "reuse", f"made {manifest.finished_at:%Y-%m-%d %H:%M}", manifest)
     if before is None or before.stage != node.stage.name:
         return _entry(node, "compute", "never computed", None)
-    differences = list(_differences(node, before, libraries))
+    differences = list(_differences(node, before))
     if not differences:
         gone = before.ref == node.ref
         differences = ["its files are gone from the store" if gone else "the stage's code has a new version"]
@@ -87,7 +84,7 @@ def _entry(node: Node, action: Literal["reuse", "compute"], why: str, manifest: 
     return PlannedNode(node.name, node.ref, action, why, reads, manifest)
 
 
-def _differences(node: Node, before: Manifest, libraries: Mapping[str, str]) -> Iterator[str]:
+def _differences(node: Node, before: Manifest) -> Iterator[str]:
     """Yield the changes since the manifest `before` of the same node, the nearest causes first."""
     try:
         old = result_settings(node.stage.config.model_validate_json(json.dumps(before.config)))
@@ -108,9 +105,9 @@ def _differences(node: Node, before: Manifest, libraries: Mapping[str, str]) -> 
         yield f"after {', '.join(changed)}"
     if node.seed != before.seed:
         yield f"seed: {_short(before.seed)} → {_short(node.seed)}"
-    for name in sorted(libraries.keys() | before.libraries.keys()):
-        if libraries.get(name) != before.libraries.get(name):
-            yield f"{name}: {before.libraries.get(name, 'none')} → {libraries.get(name, 'none')}"
+    for name in sorted(node.libraries.keys() | before.libraries.keys()):
+        if node.libraries.get(name) != before.libraries.get(name):
+            yield f"{name}: {before.libraries.get(name, 'none')} → {node.libraries.get(name, 'none')}"
 
 
 def _changed_settings(old: Any, new: Any, at: str = "") -> Iterator[str]:

@@ -38,7 +38,6 @@ class Checked:
     """A checked recipe with its graph."""
 
     loaded: LoadedRecipe
-    libraries: Mapping[str, str]
     graph: Mapping[str, Node]
     left_out: Mapping[str, str]  # stages of the recipe that no node runs, and why
     seen: Seen  # in its files
@@ -94,7 +93,6 @@ def check(
     Raises RecipeError for mistakes in the recipe, StoreError if the store is needed and cannot be read.
     """
     loaded = load_recipe(recipe, overrides)
-    libraries = computing_libraries()
     pinned = {} if resolved is None else resolved
 
     def find(ref: str) -> Manifest:
@@ -112,11 +110,11 @@ def check(
         require_loop(loaded.recipe)  # it may have been taken out between two rounds
     drafts = outline(loaded.recipe, find, start)
     seen = look(loaded, drafts)
-    graph = build_graph(loaded, libraries, drafts, pinned)
+    graph = build_graph(loaded, computing_libraries(), drafts, pinned)
     notes = list(dict.fromkeys([*loaded.notes, *effect_notes(loaded.recipe, drafts.nodes), *seen.notes]))
     if start is not None:
         notes += check_round(loaded.recipe, graph, start, seen.rows, ArtifactRepository(_opened(store)))
-    return Checked(loaded, libraries, graph, drafts.left_out, seen, notes, start)
+    return Checked(loaded, graph, drafts.left_out, seen, notes, start)
 
 
 def prepare(
@@ -147,7 +145,7 @@ def prepare(
     if call_functions:
         notes += checked.call_functions(repository)
     return Prepared(
-        checked.loaded, checked.libraries, checked.graph, checked.left_out, checked.seen, notes, checked.start,
+        checked.loaded, checked.graph, checked.left_out, checked.seen, notes, checked.start,
         opened, repository,
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.errors import RecipeError
 from rlhf_core.graph.graph import Node
+from rlhf_core.graph.plugins import plugins_of_settings
 from rlhf_core.pipeline.prepare import Prepared
 
 
@@ -21,9 +22,9 @@ class RunSettings:
     run_id: str
     store_url: str
     root: Path  # the recipe's folder, where the user's files are
-    libraries: Mapping[str, str]
     tracking: Mapping[str, Any]
     recipe: str  # its name
+    plugins: Mapping[str, str] = field(default_factory=dict)  # of the trackers -> version
 
 
 def run_settings(prepared: Prepared, run_id: str = "") -> RunSettings:
@@ -32,9 +33,9 @@ def run_settings(prepared: Prepared, run_id: str = "") -> RunSettings:
         run_id=run_id,
         store_url=prepared.store.url,
         root=prepared.loaded.root,
-        libraries=prepared.libraries,
         tracking=recipe.tracking.model_dump(mode="json"),
         recipe=recipe.name,
+        plugins=plugins_of_settings(recipe.tracking),
     )
 
 
@@ -59,7 +60,8 @@ def _spec(node: Node, settings: RunSettings) -> StageSpec:
         user_files=dict(node.user_files),
         pins=dict(node.pins),
         seed=node.seed,
-        libraries=dict(settings.libraries),
+        libraries=dict(node.libraries),
+        plugins={**node.plugins, **settings.plugins},
         tracking=dict(settings.tracking),
         run_id=settings.run_id,
         recipe=settings.recipe,

@@ -26,6 +26,7 @@ from rlhf_core.chat.ends_of_turn import write_ends_of_turn
 from rlhf_core.config.base import Role
 from rlhf_core.config.engines.placement import Reservation
 from rlhf_core.config.inputs import roles_of_inputs
+from rlhf_core.config.plugins import require
 from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.config.tracking import TrackingConfig
 from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage, load_function
@@ -132,7 +133,9 @@ def _compute(
 
 
 def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, StageConfig]:
-    """Return the stage and its config. Raises StageError unless this job would compute the key's result."""
+    """Return the stage and its config. Raises StageError, or PluginError, unless this job would compute the key's result.
+    """
+    require(spec.plugins)
     stage = stages.get(spec.stage)
     if stage is None or stage.version != spec.stage_version:
         here = "does not know it" if stage is None else f"has version {stage.version}"
@@ -140,7 +143,7 @@ def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, Stage
             f"stage {spec.stage}, version {spec.stage_version}, was asked for, but the code on the cluster {here}: "
             "give both the same release"
         )
-    installed = computing_libraries()
+    installed = computing_libraries() | {name: v for name, v in spec.plugins.items() if name in spec.libraries}
     differing = [
         f"{name} {spec.libraries.get(name, 'none')} there, {installed.get(name, 'none')} here"
         for name in sorted(spec.libraries.keys() | installed.keys())

@@ -2,6 +2,7 @@
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data.dataset import DatasetConfig, OverlapConfig
+from rlhf_core.config.plugins import Table
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.base_model import BaseModelConfig
 from rlhf_core.config.stages.distillation import DistillationConfig
@@ -93,4 +94,4 @@ _STAGES = (
           files={"node.*": frozenset({METRICS_FILE, SAMPLES_FILE})}),
 )  # fmt: skip
 
-STAGES: dict[str, Stage] = {stage.name: stage for stage in _STAGES}
+STAGES: Table[Stage] = Table("stages", Stage, {stage.name: stage for stage in _STAGES})

@@ -8,16 +8,20 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
-from rlhf_core.config.tracking import TrackingConfig
+from rlhf_core.config.tracking import TRACKERS, TrackingConfig
 from rlhf_core.tracking.protocol import METRICS_FILE, TRACKING_FOLDER
+
+OTHERS = "others"  # the folder of trackers of plugins, one in it for each
 
 
 class Sink(Protocol):
-    """A destination of metrics."""
+    """A destination of metrics. One of a plugin is made by `of(config, folder, about)`, with an empty folder."""
 
     def log(self, step: int, unix_time: float, metrics: Mapping[str, float]) -> None: ...
 
@@ -36,7 +40,7 @@ class Tracker:
     ):
         self.folder = folder
         self._settings = settings
-        self._about = _About(name=name, run_id=run_id, key=key, config=config)
+        self._about = About(name=name, run_id=run_id, key=key, config=config)
         folder.mkdir(parents=True, exist_ok=True)
         self._file: IO[str] = (folder / METRICS_FILE).open("w", encoding="utf-8")
         self._sinks: list[Sink] | None = None
@@ -92,8 +96,8 @@ class Tracker:
         if (folder / METRICS_FILE).exists():
             raise FileExistsError(f"{folder / METRICS_FILE}: this name is reserved for the metrics that a stage logs")
         shutil.copyfile(self.folder / METRICS_FILE, folder / METRICS_FILE)
-        for pattern in ("tensorboard/events.*", "wandb/offline-run-*/*.wandb"):
-            for file in self.folder.glob(pattern):
+        for pattern in ("tensorboard/events.*", "wandb/offline-run-*/*.wandb", f"{OTHERS}/**/*"):
+            for file in filter(Path.is_file, self.folder.glob(pattern)):
                 copy = folder / TRACKING_FOLDER / file.relative_to(self.folder)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
@@ -112,12 +116,21 @@ class Tracker:
             sinks.append(TensorBoard(self.folder / "tensorboard"))
         if self._settings.wandb:
             sinks.append(WeightsAndBiases(self.folder, self._settings.wandb_project, self._about))
+        for name, config in self._settings.others.items():
+            module, _, implementation = TRACKERS[config.type].implementation.partition(":")
+            (folder := self.folder / OTHERS / name).mkdir(parents=True)
+            sinks.append(getattr(import_module(module), implementation).of(config, folder, self._about))
         return sinks
 
 
-class _About:
-    def __init__(self, *, name: str, run_id: str, key: str, config: Mapping[str, Any]):
-        self.name, self.run_id, self.key, self.config = name, run_id, key, config
+@dataclass(frozen=True, slots=True)
+class About:
+    """The stage whose metrics a tracker gets."""
+
+    name: str  # the recipe's node
+    run_id: str
+    key: str
+    config: Mapping[str, Any]
 
 
 class TensorBoard:
@@ -142,7 +155,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """Online if there is a key, else offline: `wandb sync` uploads the artifact's folder `wandb` later."""
 
-    def __init__(self, folder: Path, project: str, about: _About):
+    def __init__(self, folder: Path, project: str, about: About):
         import wandb
 
         # An explicit WANDB_MODE takes precedence. Without it, a job must not wait for someone to enter a key.

@@ -171,4 +171,4 @@ def model_folder(root: Path, context: int = 64, special_tokens: tuple[str, ...] 
 
 def planned(loaded: LoadedRecipe, repository: ArtifactRepository | None) -> list[PlannedNode]:
     libraries = computing_libraries()
-    return plan(build_graph(loaded, libraries), libraries, repository)
+    return plan(build_graph(loaded, libraries), repository)

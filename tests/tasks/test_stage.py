@@ -41,7 +41,7 @@ def test_a_job_gets_the_variables_that_its_config_names_and_no_others(
     (tmp_path / "d.jsonl").write_text("{}\n", encoding="utf-8")
     (tmp_path / "r.yaml").write_text(RECIPE, encoding="utf-8")
     graph = build_graph(load_recipe(str(tmp_path / "r.yaml")), {})
-    settings = RunSettings("run", "store", tmp_path, {}, {}, "recipe")
+    settings = RunSettings("run", "store", tmp_path, {}, "recipe")
     environment = _request(graph["rl"], settings, 0).environment
     assert environment["JUDGE_URL"] == "of JUDGE_URL"
     assert environment["ALIGNMENT_HEADER_JUDGE"] == "of ALIGNMENT_HEADER_JUDGE"
@@ -57,7 +57,7 @@ def test_a_merge_reserves_a_processor_and_memory_for_the_model_and_a_driver_no_p
     (tmp_path / "d.jsonl").write_text("{}\n", encoding="utf-8")
     (tmp_path / "r.yaml").write_text(text, encoding="utf-8")
     graph = build_graph(load_recipe(str(tmp_path / "r.yaml")), {})
-    settings = RunSettings("run", "store", tmp_path, {}, {}, "recipe")
+    settings = RunSettings("run", "store", tmp_path, {}, "recipe")
     repository = ArtifactRepository(LocalStore(tmp_path / "store"))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(bytes(1000))

@@ -4,7 +4,7 @@ artifact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -22,6 +22,7 @@ from rlhf_core.config.numbers import (
     Similarity,
     Weight,
 )
+from rlhf_core.config.plugins import Plugin
 from rlhf_core.config.stages.base import SeededConfig, StageConfig
 from rlhf_core.config.texts import NonEmpty, Repository, Revision
 from rlhf_core.config.user_code import UserFile
@@ -124,7 +125,7 @@ class ImagesConfig(Config):
 
 class DatasetConfig(SeededConfig):
     format: Annotated[str, AfterValidator(known_format)] = Field(
-        description="format of the rows, see Rows", json_schema_extra={"enum": [*FORMATS]}
+        description="format of the rows, see Rows", json_schema_extra=lambda schema: schema.update(enum=[*FORMATS])
     )
     source: Source | None = Field(default=None, description="source of the rows")
     mix: tuple[WeightedSource, ...] = Field(
@@ -197,6 +198,10 @@ class DatasetConfig(SeededConfig):
 
     def unused_fields(self) -> frozenset[str]:
         return super().unused_fields() | (set() if self.mix else {"stop"})
+
+    def named_plugins(self) -> Iterable[Plugin]:
+        plugin = FORMATS.plugins.get(self.format)
+        return () if plugin is None else (plugin,)
 
     @model_validator(mode="after")
     def _a_limit_is_one_number(self) -> DatasetConfig:

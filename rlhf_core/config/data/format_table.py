@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlhf_core.config.plugins import Table
 from rlhf_core.errors import did_you_mean
 
 
@@ -13,7 +14,7 @@ class FormatEntry:
     truncation_problem: str = ""  # why a row may not be cut at its end; empty: it may
 
 
-FORMATS: dict[str, FormatEntry] = {
+FORMATS: Table[FormatEntry] = Table("formats", FormatEntry, {
     "text": FormatEntry("rlhf_core.data.formats.text:Text"),
     "conversations": FormatEntry("rlhf_core.data.formats.conversations:Conversations"),
     "preferences": FormatEntry("rlhf_core.data.formats.preferences:Preferences"),
@@ -25,7 +26,7 @@ FORMATS: dict[str, FormatEntry] = {
         "rlhf_core.data.formats.stepwise:Stepwise", "a completion that is cut ends in the middle of a step"
     ),
     "prompts": FormatEntry("rlhf_core.data.formats.prompts:Prompts", "a prompt that is cut asks another question"),
-}
+})  # fmt: skip
 
 
 def known_format(name: str) -> str:

@@ -16,6 +16,7 @@ from rlhf_core.config.engines.rollout import RolloutEngineConfig
 from rlhf_core.config.environments.nemo_gym import ResourceServers, check_tools
 from rlhf_core.config.environments.tools import CallsTools, FunctionTool, ToolConfig
 from rlhf_core.config.numbers import GiB, PartialShare, Seconds, Sequences, Turns, no_bool
+from rlhf_core.config.plugins import Table
 from rlhf_core.config.texts import AnswerPattern, JudgeName, Visible
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import CalledBeforeJob, UserProgram, check_options
@@ -30,8 +31,8 @@ class AnyEnvironment(TypedConfig):
     family: ClassVar[str] = "environment"
 
     @classmethod
-    def classes(cls) -> Mapping[str, type[Self]]:
-        return {kind: entry.config for kind, entry in ENVIRONMENTS.items() if issubclass(entry.config, cls)}
+    def table(cls) -> Table[Any]:
+        return ENVIRONMENTS
 
     @property
     def most_turns(self) -> int:
@@ -386,7 +387,7 @@ class EnvironmentEntry:
     implementation: str
 
 
-ENVIRONMENTS: dict[str, EnvironmentEntry] = {
+ENVIRONMENTS: Table[EnvironmentEntry] = Table("environments", EnvironmentEntry, {
     "single_turn": EnvironmentEntry(SingleTurn, "rlhf_core.environments.single_turn:SingleTurnEnvironment"),
     "retry": EnvironmentEntry(Retry, "rlhf_core.environments.retry:RetryEnvironment"),
     "tools": EnvironmentEntry(ToolsEnvironment, "rlhf_core.environments.tools.tools:ToolEnvironments"),
@@ -395,4 +396,4 @@ ENVIRONMENTS: dict[str, EnvironmentEntry] = {
     "function": EnvironmentEntry(FunctionEnvironment, "rlhf_core.environments.function:FunctionEnvironments"),
     "agent": EnvironmentEntry(AgentEnvironment, "rlhf_core.environments.agents.agent:AgentEnvironments"),
     "executor": EnvironmentEntry(ExecutorEnvironment, "rlhf_core.environments.agents.executor:ExecutorEnvironments"),
-}
+})  # fmt: skip

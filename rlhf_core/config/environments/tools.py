@@ -5,14 +5,14 @@ A new kind is a file in rlhf_core/environments, its config class, and one line t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from rlhf_core.config.base import Config, operational
 from rlhf_core.config.numbers import Characters, GiB, Seconds, Turns
+from rlhf_core.config.plugins import Table
 from rlhf_core.config.texts import Visible
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import UserProgram
@@ -40,8 +40,8 @@ class ToolConfig(TypedConfig):
     family: ClassVar[str] = "tool"
 
     @classmethod
-    def classes(cls) -> Mapping[str, type[Self]]:
-        return {kind: entry.config for kind, entry in TOOLS.items() if issubclass(entry.config, cls)}
+    def table(cls) -> Table[Any]:
+        return TOOLS
 
 
 class FunctionTool(ToolConfig, UserProgram):
@@ -81,7 +81,7 @@ class ToolEntry:
     implementation: str  # "package.module:Class" of an environments.toolset.Toolset, made by `of(config, context)`
 
 
-TOOLS: dict[str, ToolEntry] = {
+TOOLS: Table[ToolEntry] = Table("tools", ToolEntry, {
     "function": ToolEntry(FunctionTool, "rlhf_core.environments.function:FunctionTools"),
     "python": ToolEntry(PythonTool, "rlhf_core.environments.tools.python_tool:PythonTools"),
-}
+})  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,7 @@ from rlhf_core.config.base import Reads, operational, since_default
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import BatchSize, PartialShare, Reward, Seconds
+from rlhf_core.config.plugins import Table
 from rlhf_core.config.rewards.judges import JudgeConfig
 from rlhf_core.config.servers import CompletionTemplate, ServerConfig
 from rlhf_core.config.texts import AnswerPattern
@@ -32,8 +33,8 @@ class RewardConfig(TypedConfig):
     weight: Reward = Field(default=1.0, description="weight of this reward in the sum; a scorer has none")
 
     @classmethod
-    def classes(cls) -> Mapping[str, type[Self]]:
-        return {kind: entry.config for kind, entry in REWARDS.items() if issubclass(entry.config, cls)}
+    def table(cls) -> Table[Any]:
+        return REWARDS
 
     @property
     def row_columns(self) -> tuple[str, ...]:
@@ -268,7 +269,7 @@ class RewardEntry:
     implementation: str  # "package.module:Class"; imported only where it computes
 
 
-REWARDS: dict[str, RewardEntry] = {
+REWARDS: Table[RewardEntry] = Table("rewards", RewardEntry, {
     "reward_model": RewardEntry(RewardModelReward, "rlhf_core.rewards.model:ModelReward"),
     "process_reward_model": RewardEntry(ProcessRewardModelReward, "rlhf_core.rewards.model:ProcessModelReward"),
     "verifier": RewardEntry(VerifierReward, "rlhf_core.rewards.verifier:Verifier"),
@@ -276,7 +277,7 @@ REWARDS: dict[str, RewardEntry] = {
     "http": RewardEntry(HTTPReward, "rlhf_core.rewards.http:RewardServer"),
     "judge": RewardEntry(JudgeReward, "rlhf_core.rewards.judge:JudgeOfCompletions"),
     "environment": RewardEntry(EnvironmentReward, "rlhf_core.rewards.environment:RewardOfEnvironment"),
-}
+})  # fmt: skip
 
 
 def require_environment(rewards: Mapping[str, RewardConfig], section: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlhf_core.config.plugins import Table
 from rlhf_core.config.rl.algorithms import (
     AlgorithmConfig,
     CISPOConfig,
@@ -28,7 +29,7 @@ class AlgorithmEntry:
     implementation: str  # "package.module:Class", an Algorithm; imported only where it computes
 
 
-ALGORITHMS: dict[str, AlgorithmEntry] = {
+ALGORITHMS: Table[AlgorithmEntry] = Table("algorithms", AlgorithmEntry, {
     "ppo": AlgorithmEntry("ppo", PPOConfig, "rlhf_core.algorithms.ppo:PPO"),
     "reinforce++": AlgorithmEntry(
         "reinforce_plus_plus", ReinforcePlusPlusConfig, "rlhf_core.algorithms.reinforce_plus_plus:ReinforcePlusPlus"
@@ -49,7 +50,7 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "rlhf_core.algorithms.on_policy_distillation:OnPolicyDistillation",
     ),
     "cispo": AlgorithmEntry("cispo", CISPOConfig, "rlhf_core.algorithms.cispo:CISPO"),
-}  # fmt: skip
+})  # fmt: skip
 
 
 def known_algorithm(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field
@@ -13,6 +13,7 @@ from rlhf_core.config.engines.rollout import SamplingConfig
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.environments.environments import AnyEnvironment, SingleTurn
 from rlhf_core.config.numbers import BatchSize, EMADecay, Steps, Tolerance
+from rlhf_core.config.plugins import Plugin
 from rlhf_core.config.rewards.scorers import MonitorConfig
 from rlhf_core.config.rl.algorithm_table import ALGORITHMS, known_algorithm
 from rlhf_core.config.rl.algorithms import AlgorithmConfig
@@ -32,7 +33,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
 
     algorithm: Annotated[str, AfterValidator(known_algorithm)] = Field(
         description="the algorithm, whose block is used; the other blocks are ignored",
-        json_schema_extra={"enum": [*ALGORITHMS]},
+        json_schema_extra=lambda schema: schema.update(enum=[*ALGORITHMS]),
     )
     model: Annotated[str | None, Reads("model")] = Field(
         default=None, description="stage of the initial model; none: the last one above that makes a model"
@@ -105,6 +106,10 @@ class RLSettings(EnginesConfig, KeyedConfig):
     @classmethod
     def block_names(cls) -> list[str]:
         return [entry.block for entry in ALGORITHMS.values()]
+
+    def named_plugins(self) -> Iterable[Plugin]:
+        plugin = ALGORITHMS.plugins.get(self.algorithm)
+        return () if plugin is None else (plugin,)
 
     @property
     def has_environment(self) -> bool:

@@ -8,7 +8,6 @@ beta r of a pair, chosen and rejected, or, without a reference, of beta log p.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -23,6 +22,7 @@ from rlhf_core.config.numbers import (
     PreferenceBeta,
     RobustSmoothing,
 )
+from rlhf_core.config.plugins import Table
 from rlhf_core.config.typed import TypedConfig
 
 
@@ -36,8 +36,8 @@ class PreferenceLossConfig(TypedConfig):
     weight: PositiveCoefficient = Field(default=1.0, description="weight of this loss in the sum")
 
     @classmethod
-    def classes(cls) -> Mapping[str, type[Self]]:
-        return {kind: entry.config for kind, entry in PREFERENCE_LOSSES.items() if issubclass(entry.config, cls)}
+    def table(cls) -> Table[Any]:
+        return PREFERENCE_LOSSES
 
 
 def _beta(default: float, description: str) -> Any:
@@ -188,7 +188,7 @@ def _entry(config: type[PreferenceLossConfig], place: str) -> PreferenceLossEntr
     return PreferenceLossEntry(config, f"rlhf_core.losses.preference.{place}")
 
 
-PREFERENCE_LOSSES: dict[str, PreferenceLossEntry] = {
+PREFERENCE_LOSSES: Table[PreferenceLossEntry] = Table("preference_losses", PreferenceLossEntry, {
     "dpo": _entry(DPOConfig, "dpo:DPO"),
     "robust_dpo": _entry(RobustDPOConfig, "robust_dpo:RobustDPO"),
     "ipo": _entry(IPOConfig, "ipo:IPO"),
@@ -202,4 +202,4 @@ PREFERENCE_LOSSES: dict[str, PreferenceLossEntry] = {
     "orpo": _entry(ORPOConfig, "orpo:ORPO"),
     "cpo": _entry(CPOConfig, "cpo:CPO"),
     "nll": _entry(NLLConfig, "nll:NLL"),
-}
+})  # fmt: skip

@@ -203,7 +203,7 @@ def planned_or_refused(path: str, overrides: list[str]) -> Checked | None:
     try:
         with few_calls():
             checked = check(path, overrides)
-            plan(checked.graph, checked.libraries, None)
+            plan(checked.graph, None)
             estimates(checked.graph, Known(checked.seen, checked.loaded.root, {}, []))
             return checked
     except AlignmentError as error:

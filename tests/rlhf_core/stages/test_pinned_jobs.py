@@ -50,7 +50,7 @@ def planned(
     loaded = load_recipe(str(folder / "pinned.yaml"))
     libraries = computing_libraries()
     tracking = loaded.recipe.tracking.model_dump(mode="json")
-    settings = RunSettings("run", repository.store.url, folder, libraries, tracking, loaded.recipe.name)
+    settings = RunSettings("run", repository.store.url, folder, tracking, loaded.recipe.name)
     chosen = build_graph(loaded, libraries)[node]
     store_spec(chosen, settings, repository)
     return repository.read_spec(chosen.ref)
