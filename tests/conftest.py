@@ -14,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from deployments.stack.environment import RECIPES
 from rlhf_core.processes.child_process import ChildProcess
+from tests import plugin
 from tests.cluster import prefect_api, ray_address, ray_folder, warm_socket
 from tests.services import S3Server, s3_prefix
 
@@ -32,6 +33,19 @@ os.environ.setdefault("ALIGNMENT_RECIPES", str(RECIPES))
 os.environ.setdefault("RAY_worker_niceness", "0")
 # A shell's background jobs ignore Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def plugin_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the example plugin is installed."""
+    return plugin.install(tmp_path_factory.mktemp("plugin"))
+
+
+@pytest.fixture(scope="module")
+def example_plugin(plugin_site: Path) -> Iterator[None]:
+    """The tables have the lines of the example plugin."""
+    with plugin.visible(plugin_site):
+        yield
 
 
 pytest_plugins = ["tests.tiers", "tests.durations"]

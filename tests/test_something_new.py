@@ -1,4 +1,4 @@
-"""Where something new goes: one new file, its config, one line in a table. Toys of each kind, from outside the package.
+"""Where something new goes: one new file, its config, one line in a table. The example plugin has one of each kind.
 
 `docs/architecture.md` has the list that this follows.
 """
@@ -18,14 +18,9 @@ import torch
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.chat.encoding import load_tokenizer
 from rlhf_core.chat.templates import SHIPPED
-from rlhf_core.config.data.format_table import FORMATS
-from rlhf_core.config.environments.environments import ENVIRONMENTS, ToolsEnvironment
-from rlhf_core.config.environments.tools import TOOLS
-from rlhf_core.config.rewards.rewards import REWARDS
-from rlhf_core.config.rl.algorithm_table import ALGORITHMS
+from rlhf_core.config.environments.environments import ToolsEnvironment
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.preference import PreferenceConfig
-from rlhf_core.config.stages.preference_losses import PREFERENCE_LOSSES
 from rlhf_core.contract import Input
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.environments import Feedback, Reply, open_environments
@@ -44,32 +39,25 @@ from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import preference, rl
 from rlhf_core.stages.in_process import InProcessCluster
-from rlhf_core.stages.table import STAGES
 from rlhf_core.types import Minibatch, Scored
 from tests.rlhf_core.chat.families import byte_level
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset, pairs
-from tests.toys.algorithm import TOY
-from tests.toys.data_format import RIDDLES
-from tests.toys.environment import GUESS, Guess
-from tests.toys.preference_loss import APART
-from tests.toys.reward import BREVITY
-from tests.toys.stage import MEASURE
-from tests.toys.tool import ADDER
 
-pytestmark = pytest.mark.parts
+pytestmark = [pytest.mark.parts, pytest.mark.usefixtures("example_plugin")]
 
+SHORT = "rl.critic_grpo.rewards.short"
 OPTIMIZER = {"learning_rate": 1e-2, "schedule": "constant", "warmup_share": 0.0}
 RL: dict[str, Any] = {
-    "algorithm": "toy", "dataset": "questions", "steps": 2, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
-    "rollout": {"max_length": 40}, "engine": {"dtype": "float32", "zero_stage": 0}, "probe_tolerance": 100.0,
-    "environment": {"type": "guess", "max_turns": 3},
-    "toy": {
+    "algorithm": "critic-grpo", "dataset": "questions", "steps": 2, "prompts_per_step": 2,
+    "sampling": {"max_tokens": 3}, "rollout": {"max_length": 40}, "engine": {"dtype": "float32", "zero_stage": 0},
+    "probe_tolerance": 100.0, "environment": {"type": "guess", "max_turns": 3},
+    "critic_grpo": {
         "rewards": {"short": {"type": "brevity", "limit": 1}, "guess": {"type": "environment", "weight": 2.0}},
         "group_size": 2, "optimizer": OPTIMIZER, "critic": {"optimizer": OPTIMIZER},
     },
 }  # fmt: skip
 RECIPE: dict[str, Any] = {
-    "name": "toys",
+    "name": "new",
     "data": {
         "riddles": {"format": "riddles", "source": {"type": "files", "paths": ["riddles.jsonl"]}},
         "questions": {"format": "prompts", "source": {"type": "files", "paths": ["questions.jsonl"]}},
@@ -81,17 +69,6 @@ RECIPE: dict[str, Any] = {
 ROWS = [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": "b"} for i in range(4)]
 
 
-@pytest.fixture(autouse=True)
-def _one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ALGORITHMS, "toy", TOY)
-    monkeypatch.setitem(STAGES, "measure", MEASURE)
-    monkeypatch.setitem(PREFERENCE_LOSSES, "apart", APART)
-    monkeypatch.setitem(REWARDS, "brevity", BREVITY)
-    monkeypatch.setitem(ENVIRONMENTS, "guess", GUESS)
-    monkeypatch.setitem(TOOLS, "adder", ADDER)
-    monkeypatch.setitem(FORMATS, "riddles", RIDDLES)
-
-
 @pytest.fixture
 def recipe(tmp_path: Path) -> str:
     riddles = [
@@ -101,8 +78,8 @@ def recipe(tmp_path: Path) -> str:
     ]
     (tmp_path / "riddles.jsonl").write_text("".join(json.dumps(row) + "\n" for row in riddles))
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    (tmp_path / "toys.yaml").write_text(json.dumps(RECIPE))
-    return str(tmp_path / "toys.yaml")
+    (tmp_path / "new.yaml").write_text(json.dumps(RECIPE))
+    return str(tmp_path / "new.yaml")
 
 
 def test_a_recipe_takes_all_of_them(recipe: str) -> None:
@@ -117,12 +94,18 @@ def test_a_recipe_takes_all_of_them(recipe: str) -> None:
     ("override", "sentence"),
     [
         (
-            "rl.toy.rewards.short.type=brevty",
+            f"{SHORT}.type=brevty",
             "there is no reward `brevty`, did you mean `brevity`?; there are reward_mo",
         ),
-        ("rl.toy.rewards.short.limti=1", "unknown key `rl.toy.rewards.short.limti`, did you mean `limit`?"),
-        ("rl.toy.rewards.short.limit=0", "`rl.toy.rewards.short.limit` is 0: it must be from 1 to 10000000"),
-        ("rl.toy.rewards.short={limit: 1}", "`rl.toy.rewards.short.type` is missing"),
+        (
+            "rl.critic_grpo.rewards.short.limti=1",
+            "unknown key `rl.critic_grpo.rewards.short.limti`, did you mean `limit`?",
+        ),
+        (
+            "rl.critic_grpo.rewards.short.limit=0",
+            "`rl.critic_grpo.rewards.short.limit` is 0: it must be from 1 to 10000000",
+        ),
+        (f"{SHORT}={{limit: 1}}", f"`{SHORT}.type` is missing"),
         ("rl.environment.type=gues", "`rl.environment.type`: there is no environment `gues`, did you mean `guess`?"),
         ("rl.environment.prize=1", "unknown key `rl.environment.prize`, did you mean `price`?"),
         (
@@ -248,6 +231,8 @@ def test_the_preference_loss_trains(inputs: dict[str, Input], tmp_path: Path) ->
 @pytest.mark.slow("RL with vLLM's parsers")
 def test_what_the_environment_says_trains_nothing(inputs: dict[str, Input]) -> None:
     """The gradient of the loss with respect to the log-prob of each token, in episodes of several turns."""
+    from alignment_example.environment import Guess
+
     config, tokenizer = RLConfig.model_validate(RL), load_tokenizer(inputs["model"].folder)
     prompts = to_prompts([{"id": str(i), **row} for i, row in enumerate(ROWS)], tokenizer, max_tokens=30)
     environments = OwnEnvironments(config.environment, Guess)

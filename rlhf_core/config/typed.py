@@ -57,7 +57,7 @@ class TypedConfig(Config):
         elif kind is None:
             problems = [InitErrorDetails(type="missing", loc=("type",), input=raw)]
         else:
-            near, names = did_you_mean(str(kind), known), ", ".join(known) or "none"
+            near, names = did_you_mean(str(kind), classes), ", ".join(classes) or "none"
             text = f"there is no {cls.family} `{kind}`{near}; there are {names}"
             problems = [InitErrorDetails(type=raised(text), loc=("type",), input=kind)]
         raise ValidationError.from_exception_data(cls.__name__, problems)

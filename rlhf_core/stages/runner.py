@@ -133,8 +133,7 @@ def _compute(
 
 
 def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, StageConfig]:
-    """Return the stage and its config. Raises StageError, or PluginError, unless this job would compute the key's result.
-    """
+    """Return the stage and its config. Raises StageError or PluginError if this job would compute another result."""
     require(spec.plugins)
     stage = stages.get(spec.stage)
     if stage is None or stage.version != spec.stage_version:

@@ -13,11 +13,9 @@ import pytest
 from rlhf_core.chat.templates import SHIPPED
 from rlhf_core.config.environments.environments import AnyEnvironment, FunctionEnvironment, ToolsEnvironment
 from rlhf_core.environments import Environments, open_environments
-from rlhf_core.environments.opening import OwnEnvironments
 from rlhf_core.testing.environment import EnvironmentContract
 from tests.rlhf_core.chat.families import byte_level
 from tests.rlhf_core.stages.context import LocalContext
-from tests.toys.environment import Guess, GuessConfig
 
 pytestmark = pytest.mark.parts
 
@@ -79,13 +77,3 @@ class TestTools(_Configured):
     @pytest.fixture
     def environments(self, tools: Environments) -> Environments:
         return tools
-
-
-class TestToy(EnvironmentContract):
-    """As an author of a package tests an environment of their own."""
-
-    row = ROW
-    replies = (["a", "c", "b"], ["b"])
-
-    def make(self) -> Environments:
-        return OwnEnvironments(GuessConfig(type="guess", max_turns=3), Guess)

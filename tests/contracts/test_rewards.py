@@ -15,7 +15,6 @@ from rlhf_core.rewards import Reward, build_text_reward
 from rlhf_core.testing.reward import RewardContract, Sample
 from tests.rlhf_core.stages.context import LocalContext
 from tests.services import http_server
-from tests.toys.reward import Brevity
 
 pytestmark = pytest.mark.parts
 
@@ -93,12 +92,3 @@ class TestJudge(_Served):
             "pattern": r"Score: (\S+)", "range": (0, 10),
         })  # fmt: skip
         return build_text_reward(config, LocalContext(self.folder))
-
-
-class TestToy(RewardContract):
-    """As an author of a package tests a reward of their own."""
-
-    samples = SAMPLES
-
-    def make(self) -> Reward:
-        return Brevity(limit=2)

@@ -34,7 +34,6 @@ from tests.rlhf_core.rl.one_rank import trajectories
 from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset, reward_model
-from tests.toys.algorithm import TOY
 
 pytestmark = pytest.mark.parts
 
@@ -47,10 +46,11 @@ KL = {"coefficient": 0.1}
 
 def config(algorithm: str, rl: dict[str, Any] | None = None, **block: Any) -> RLConfig:
     settings = {"rewards": EXACT, "optimizer": OPTIMIZER, "group_size": 2, **block}
-    if algorithm in ("ppo", "toy"):
+    if algorithm in ("ppo", "critic-grpo"):
         settings["critic"] = {**CRITIC, **block.get("critic", {})}
     return RLConfig.model_validate({
-        "algorithm": algorithm, algorithm: settings, "dataset": "d", "steps": 3, "prompts_per_step": 2,
+        "algorithm": algorithm, ALGORITHMS[algorithm].block: settings, "dataset": "d",
+        "steps": 3, "prompts_per_step": 2,
         "sampling": {"max_tokens": 3}, "rollout": {"max_length": 24},
         "engine": {"dtype": "float32", "zero_stage": 0}, **(rl or {}),
     })  # fmt: skip
@@ -225,14 +225,12 @@ def test_a_reward_model_that_is_placed_apart_waits_for_no_turn() -> None:
     assert turns.trains == 1
 
 
-def test_an_algorithm_that_declares_a_critic_gets_one(
-    inputs: dict[str, Input], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ALGORITHMS, "toy", TOY)
+@pytest.mark.usefixtures("example_plugin")
+def test_an_algorithm_that_declares_a_critic_gets_one(inputs: dict[str, Input], tmp_path: Path) -> None:
     judge = reward_model(tmp_path / "judge", inputs["model"], seed=1, mean=0.0, std=1.0)
     rewards = {"length": {"type": "function", "path": "reward.py"}}
-    settings = config("toy", rewards=rewards, critic={"start": "judge", "save": True})
-    output, context, worker = run(tmp_path, settings, {**inputs, "toy.critic.start": judge})
+    settings = config("critic-grpo", rewards=rewards, critic={"start": "judge", "save": True})
+    output, context, worker = run(tmp_path, settings, {**inputs, "critic_grpo.critic.start": judge})
     assert list(worker.parts()) == ["policy", "critic"]
     assert all({"value_loss", "critic_learning_rate"} <= line.keys() for _, line in context.logs)
     load = AutoModelForSequenceClassification.from_pretrained

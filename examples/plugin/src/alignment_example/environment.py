@@ -1,4 +1,4 @@
-"""An environment from outside the package: the policy guesses a letter, and is told on which side of it to look."""
+"""An environment: the policy guesses a letter, and is told on which side of it to look."""
 
 from __future__ import annotations
 
@@ -36,4 +36,4 @@ class Guess(Environment):
         return Feedback([{"role": "user", "content": hint}], reward=-self._price, metrics={"wrong_guesses": 1})
 
 
-GUESS = EnvironmentEntry(GuessConfig, "tests.toys.environment:Guess")
+GUESS = EnvironmentEntry(GuessConfig, "alignment_example.environment:Guess")

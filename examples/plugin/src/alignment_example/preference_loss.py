@@ -1,4 +1,4 @@
-"""A preference loss from outside the package: mean log-probs of tokens are to be `aim` apart."""
+"""A preference loss: mean log-probs of tokens are to be `aim` apart."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ class Apart(PreferenceLoss[ApartConfig]):
         return (chosen - rejected - self.config.aim).square()
 
 
-APART = PreferenceLossEntry(ApartConfig, "tests.toys.preference_loss:Apart")
+APART = PreferenceLossEntry(ApartConfig, "alignment_example.preference_loss:Apart")

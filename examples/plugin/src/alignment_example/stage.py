@@ -1,4 +1,4 @@
-"""A stage from outside the package: reads riddles and a model, and writes how many of its tokens each riddle needs."""
+"""A stage: reads riddles and a model, and writes how many of its tokens each riddle needs."""
 
 from __future__ import annotations
 
@@ -45,5 +45,12 @@ def run(config: MeasureConfig, inputs: Mapping[str, Input], context: StageContex
     return Output(Kind.REPORT, folder, {"longest": max(tokens)})
 
 
-MEASURE = Stage("measure", 1, MeasureConfig, frozenset({Kind.REPORT}), "tests.toys.stage:run", needs_template=True,
-                checks="tests.toys.stage:check")  # fmt: skip
+MEASURE = Stage(
+    "measure",
+    1,
+    MeasureConfig,
+    frozenset({Kind.REPORT}),
+    "alignment_example.stage:run",
+    needs_template=True,
+    checks="alignment_example.stage:check",
+)

@@ -1,4 +1,4 @@
-"""A kind of tools from outside the package: a number is added to the policy's, in the process of the stage."""
+"""A kind of tools: a number is added to the policy's, in the process of the stage."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ class Adding:
     def close(self) -> None: ...
 
 
-ADDER = ToolEntry(AdderConfig, "tests.toys.tool:Adder")
+ADDER = ToolEntry(AdderConfig, "alignment_example.tool:Adder")

@@ -1,4 +1,4 @@
-"""A reward from outside the package: completions of few characters."""
+"""A reward: completions of few characters."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ class Brevity:
     def close(self) -> None: ...
 
 
-BREVITY = RewardEntry(BrevityConfig, "tests.toys.reward:Brevity")
+BREVITY = RewardEntry(BrevityConfig, "alignment_example.reward:Brevity")

@@ -1,4 +1,4 @@
-"""A data format from outside the package: riddles, each with its answer."""
+"""A data format: riddles, each with its answer."""
 
 from __future__ import annotations
 
@@ -27,4 +27,6 @@ class Riddles(Format):
         return len(encode_prompt(tokenizer, [{"role": "user", "content": row["riddle"]}]))
 
 
-RIDDLES = FormatEntry("tests.toys.data_format:Riddles", truncation_problem="a riddle that is cut has another answer")
+RIDDLES = FormatEntry(
+    "alignment_example.data_format:Riddles", truncation_problem="a riddle that is cut has another answer"
+)

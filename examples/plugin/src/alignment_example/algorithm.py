@@ -1,4 +1,4 @@
-"""An algorithm from outside the package: GRPO with a critic, which learns the returns that the advantages ignore."""
+"""An RL algorithm: GRPO with a critic, which learns the returns that the advantages ignore."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rlhf_core.losses.advantages import discounted_returns
 from rlhf_core.types import Scored, TrainingBatch
 
 
-class ToyConfig(GRPOConfig):
+class CriticGRPOConfig(GRPOConfig):
     critic: CriticConfig = Field(description="of the returns")
 
 
 @dataclass(frozen=True)
-class Toy(GRPO):
-    config: ToyConfig
+class CriticGRPO(GRPO):
+    config: CriticGRPOConfig
 
     def _advantages(self, scored: Scored, rewards: Tensor, group_ids: Tensor, kl_coefficient: float) -> TrainingBatch:
         token_rewards = self._token_rewards(scored, rewards, kl_coefficient)
@@ -29,4 +29,4 @@ class Toy(GRPO):
         return replace(super()._advantages(scored, rewards, group_ids, kl_coefficient), returns=returns)
 
 
-TOY = AlgorithmEntry("toy", ToyConfig, "tests.toys.algorithm:Toy")
+CRITIC_GRPO = AlgorithmEntry("critic_grpo", CriticGRPOConfig, "alignment_example.algorithm:CriticGRPO")
