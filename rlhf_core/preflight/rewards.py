@@ -35,7 +35,7 @@ def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]])
     for node in nodes.values():
         datasets = {setting.path: setting.names[0] for setting in node.input_settings if setting.names}
         for judged in node.config.judges():
-            dataset = datasets[judged.dataset]
+            dataset = datasets[judged.dataset] if judged.dataset else ""
             try:
                 _check_columns(judged.judge, samples.get(dataset, []), dataset)
             except RecipeError as error:

@@ -19,7 +19,7 @@ def check_texts(nodes: Mapping[str, Draft], samples: Mapping[str, list[Located]]
     for node in nodes.values():
         datasets = {setting.path: setting.names[0] for setting in node.input_settings if setting.names}
         for judged in node.config.judges():
-            rows = samples.get(datasets[judged.dataset], [])
+            rows = samples.get(datasets[judged.dataset], []) if judged.dataset else []
             match judged.judge:
                 case JudgeReward(template=template, tolerated_failures=share):
                     setting = "template"

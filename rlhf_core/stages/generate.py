@@ -44,7 +44,10 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
     tokenizer, processor = load_tokenizer(model.folder), open_processor(model.folder)
     fitted = _prompts(config, inputs, tokenizer, processor)
     judges = read_reward_models(config.model_rewards, "rewards", inputs, longest)
-    readers = Readers(config, inputs, judges, context, cluster, processor)
+    readers = Readers(
+        config, inputs, judges, context, cluster, processor,
+        temperature=config.sampling.temperature, compares=config.reference is not None,
+    )  # fmt: skip
     done, total = 0, len(fitted.rows) * config.samples * (1 + readers.passes)
     context.progress(done, total, "start engines")
     sampled: list[Trajectory] = []
@@ -69,7 +72,7 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
         done += count
         context.progress(len(sampled) + done, total, "read")
 
-    judged |= readers.judge(sampled, read)
+    judged |= readers.judge(lambda _: sampled, read)
     entries = [_entry(config, t, {name: judged[name][index] for name in judged}) for index, t in enumerate(sampled)]
     compared: dict[str, float] = {}
     if config.reference is not None:

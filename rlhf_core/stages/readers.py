@@ -11,7 +11,7 @@ from torch import Tensor
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.engines.training import EngineConfig
-from rlhf_core.config.stages.sampled import GenerateConfig
+from rlhf_core.config.stages.sampled import RewardedConfig
 from rlhf_core.contract import Input, StageContext
 from rlhf_core.division import Division
 from rlhf_core.models.vision import ImageProcessor, with_images
@@ -31,28 +31,33 @@ Run = tuple[ArtifactRef, EngineConfig, Placement]
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Starts the models that read the completions of a stage `generate`, with the reward models' settings."""
+    """Starts the models that read the completions of a stage, with the reward models' settings."""
 
-    config: GenerateConfig
+    config: RewardedConfig
     inputs: Mapping[str, Input]
     rewards: Mapping[str, RewardReader]
     context: StageContext
     cluster: Cluster
-    processor: ImageProcessor | None  # of the model that sampled
+    processor: ImageProcessor | None = None  # of the model that sampled
+    temperature: float = 1.0  # at which it sampled
+    compares: bool = False  # the model that sampled and the setting `reference` read them too
 
     @property
     def passes(self) -> int:
         """Number of models that read all completions."""
         return len(self._reward_models()) + len(self._compared())
 
-    def judge(self, sampled: Sequence[Trajectory], progress: Progress) -> dict[str, list[float]]:
-        """Return each model reward's values by name, one per completion, with the rewards of its steps added up."""
+    def judge(self, read: Callable[[str], Sequence[Trajectory]], progress: Progress) -> dict[str, list[float]]:
+        """Return each model reward's values by name, one per completion, with the rewards of its steps added up.
+
+        read: the completions in the tokens of the model, by the name of its first reward.
+        """
         judged: dict[str, list[float]] = {}
         for (ref, engine, placement), names in self._reward_models().items():
             role = Role(reward_role(names[0]), ref, "scalar", engine, placement=placement)
             with self._scores(role, role.name) as scores:
                 rewards = {name: self.rewards[name].reward(scores) for name in names}
-                for part in _parts(sampled):
+                for part in _parts(read(names[0])):
                     for name, reward in rewards.items():
                         judged.setdefault(name, []).extend(reward(part).totals())
                     progress(len(part))
@@ -86,7 +91,7 @@ class Readers:
         return runs
 
     def _compared(self) -> list[Run]:
-        if self.config.reference is None:
+        if not self.compares:
             return []
         refs = dict.fromkeys(self.inputs[name].manifest.ref for name in ("model", "reference.model"))
         return [(ref, *self.config.readers["reference"]) for ref in refs]
@@ -95,8 +100,7 @@ class Readers:
     def _scores(self, role: Role, name: str) -> Iterator[TokenScores]:
         """name: as in rl.scoring.Scores."""
         assert role.placement is not None
-        temperature = self.config.sampling.temperature
-        with self.cluster.workers(role.placement, FrozenWorker, temperature, self.context, role) as ranks:
+        with self.cluster.workers(role.placement, FrozenWorker, self.temperature, self.context, role) as ranks:
             shares_prompts = ranks.call(FrozenWorker.shares_prompts, role.name)[0]
             tokens = role.engine.micro_batch_tokens(role.placement)
 

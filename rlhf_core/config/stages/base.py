@@ -39,7 +39,7 @@ class RowLimit:
 
 @dataclass(frozen=True, slots=True)
 class JudgedBy:
-    """A reward, scorer or environment: its setting, and the input whose rows it reads."""
+    """A reward, scorer or environment: its setting, and the input whose rows it reads; empty: rows that the stage makes."""
 
     setting: str
     judge: RewardConfig | AnyEnvironment

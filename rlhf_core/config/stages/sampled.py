@@ -15,51 +15,21 @@ from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import Decimals, GroupSize, Reward, RewardGap
 from rlhf_core.config.rewards.judges import PairJudgeConfig
 from rlhf_core.config.rewards.rewards import CompletionReward, ModelReward, TextReward
-from rlhf_core.config.stages.base import EnginesConfig, HeldModel, JudgedBy, NamedStageConfig
+from rlhf_core.config.stages.base import EnginesConfig, HeldModel, JudgedBy, NamedStageConfig, StageConfig
 from rlhf_core.config.stages.trained import require_devices
 from rlhf_core.config.texts import JudgeName
 
 
-class ComparedConfig(Config):
-    model: Annotated[str, Reads("model")] = Field(description="stage of the model")
+class RewardedConfig(StageConfig):
+    """Rewards of completions: of their text in the job's process, then of reward models, one model at a time."""
 
-
-class GenerateConfig(EnginesConfig):
-    """Samples completions of every prompt of a dataset, with log-probs and rewards, as a dataset of its own."""
-
-    made_format: ClassVar[str] = "completions"
-
-    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True, images=True)] = Field(
-        description="name of an entry of the recipe's `data`, format prompts"
-    )
-    model: Annotated[str | None, Reads("model")] = Field(
-        default=None, description="stage of the model that samples; none: the last one above that makes a model"
-    )
-    samples: GroupSize = Field(default=8, description="completions per prompt")
     rewards: dict[JudgeName, CompletionReward] = Field(
         default={}, description="rewards by name, each with its weight in the sum, `reward`"
     )
-    reference: ComparedConfig | None = since_default(
-        None, description="reference model of the completions' KL; none: not measured"
-    )
-    keep_tokens: bool = Field(default=False, description="write the log-prob of each token beside the tokens")
     engine: EngineConfig = Field(
-        default=EngineConfig(),
-        description="engine settings of the models that read the completions: reward models, and for `reference` both "
-        "models",
+        default=EngineConfig(), description="engine of the models that read the completions, such as reward models"
     )
-    placement: Placement = operational(
-        Placement, description="resources of these models' workers, one model at a time, after the engines"
-    )
-    prompts_per_call: GroupSize = operational(256, description="number of prompts sent to the engines at a time")
-
-    @property
-    def makes(self) -> Role:
-        return "dataset"
-
-    @property
-    def prompts_of(self) -> str:
-        return self.dataset
+    placement: Placement = operational(Placement, description="resources of these models' workers, one model at a time")
 
     @property
     def text_rewards(self) -> dict[str, TextReward]:
@@ -79,28 +49,83 @@ class GenerateConfig(EnginesConfig):
     @property
     def readers(self) -> Mapping[str, tuple[EngineConfig, Placement]]:
         """Engine and placement of each model that reads the completions, by its setting."""
-        run = {
+        return {
             f"rewards.{name}": (reward.engine or self.engine, reward.placement or self.placement)
             for name, reward in self.model_rewards.items()
         }
-        return run if self.reference is None else run | {"reference": (self.engine, self.placement)}
 
     def held_models(self) -> Sequence[Sequence[HeldModel]]:
         """One model at a time."""
         run = self.readers.items()
         return [(HeldModel(f"{name}.model", engine, placement),) for name, (engine, placement) in run]
 
-    @property
-    def token_readers(self) -> Mapping[str, tuple[str, str]]:
-        read = self.reference is not None
-        return {"reference.model": ("reference.model", "name another model, or leave it out")} if read else {}
-
     def reserves(self) -> Reservation:
-        """The maximum, not the sum: the engines end before a model reads, and each model before the next."""
+        """The maximum, not the sum: engines end before a model reads, and each model before the next."""
         return reduce(or_, (placement.reserves() for _, placement in self.readers.values()), super().reserves())
 
     def unused_fields(self) -> frozenset[str]:
         return super().unused_fields() | (set() if self.readers else {"engine"})
+
+    @model_validator(mode="after")
+    def _every_completion_has_a_reward(self) -> Self:
+        for name, reward in self.rewards.items():
+            if isinstance(reward, TextReward) and reward.tolerated_failures:
+                raise ValueError(f"rewards.{name}: every completion needs its reward: leave `tolerated_failures` out")
+        return self
+
+    @model_validator(mode="after")
+    def _readers_are_there(self) -> Self:
+        changed = {"engine": self.engine != EngineConfig(), "placement": self.placement != Placement()}
+        setting = next((name for name, is_set in changed.items() if is_set), None)
+        if not self.readers and setting is not None:
+            raise ValueError(
+                f"{setting} is for models that read the completions, but there is no reward of a reward model, and no "
+                "other reader: leave it out"
+            )
+        for engine, placement in self.readers.values():
+            require_devices(engine, placement)
+        return self
+
+
+class ComparedConfig(Config):
+    model: Annotated[str, Reads("model")] = Field(description="stage of the model")
+
+
+class GenerateConfig(RewardedConfig, EnginesConfig):
+    """Samples completions of every prompt of a dataset, with log-probs and rewards, as a dataset of its own."""
+
+    made_format: ClassVar[str] = "completions"
+
+    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True, images=True)] = Field(
+        description="name of an entry of the recipe's `data`, format prompts"
+    )
+    model: Annotated[str | None, Reads("model")] = Field(
+        default=None, description="stage of the model that samples; none: the last one above that makes a model"
+    )
+    samples: GroupSize = Field(default=8, description="completions per prompt")
+    reference: ComparedConfig | None = since_default(
+        None, description="reference model of the completions' KL; none: not measured"
+    )
+    keep_tokens: bool = Field(default=False, description="write the log-prob of each token beside the tokens")
+    prompts_per_call: GroupSize = operational(256, description="number of prompts sent to the engines at a time")
+
+    @property
+    def makes(self) -> Role:
+        return "dataset"
+
+    @property
+    def prompts_of(self) -> str:
+        return self.dataset
+
+    @property
+    def readers(self) -> Mapping[str, tuple[EngineConfig, Placement]]:
+        run = super().readers
+        return run if self.reference is None else {**run, "reference": (self.engine, self.placement)}
+
+    @property
+    def token_readers(self) -> Mapping[str, tuple[str, str]]:
+        read = self.reference is not None
+        return {"reference.model": ("reference.model", "name another model, or leave it out")} if read else {}
 
     def judges(self) -> Iterator[JudgedBy]:
         for name, reward in self.rewards.items():
@@ -116,13 +141,6 @@ class GenerateConfig(EnginesConfig):
         return self
 
     @model_validator(mode="after")
-    def _every_completion_has_a_reward(self) -> Self:
-        for name, reward in self.rewards.items():
-            if isinstance(reward, TextReward) and reward.tolerated_failures:
-                raise ValueError(f"rewards.{name}: every completion needs its reward: leave `tolerated_failures` out")
-        return self
-
-    @model_validator(mode="after")
     def _kl_is_of_the_model(self) -> Self:
         other = "temperature" if self.sampling.temperature != 1 else next(iter(self.sampling.truncation), None)
         if self.reference is not None and other is not None:
@@ -130,19 +148,6 @@ class GenerateConfig(EnginesConfig):
                 f"reference: the KL of a model is measured on samples of the model itself, but sampling.{other} makes "
                 "them those of another distribution: leave it out, or measure the KL in another stage `generate`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _readers_are_there(self) -> Self:
-        changed = {"engine": self.engine != EngineConfig(), "placement": self.placement != Placement()}
-        setting = next((name for name, is_set in changed.items() if is_set), None)
-        if not self.readers and setting is not None:
-            raise ValueError(
-                f"{setting} is for models that read the completions, but there is no reward of a reward model and no "
-                "`reference`: leave it out (`rollout` has the settings of the engines)"
-            )
-        for engine, placement in self.readers.values():
-            require_devices(engine, placement)
         return self
 
 
@@ -188,8 +193,8 @@ class PairsConfig(FromCompletions):
     margin: RewardGap = Field(default=0.0, description="minimum difference of two rewards, exclusive")
     write_margin: bool = since_default(
         False,
-        description="write how far apart the two rewards are as the column `margin`, which losses such as `rebel` and "
-        "a stage `reward_model` read",
+        description="write the difference of the two rewards as the column `margin`, for losses such as `rebel` and a "
+        "stage `reward_model`",
     )
     judge: PairJudgeConfig | None = Field(
         default=None, description="a model that chooses the better of a pair; none: by the rewards"

@@ -27,7 +27,10 @@ def test_every_setting_says_what_it_means() -> None:
 
 
 def test_a_row_has_type_default_and_meaning() -> None:
-    assert row("GRPOConfig", "clip_high") == "| `clip_high` | number > 0, ≤ 20 | `0.2` | yes | the ratio is clipped at 1 + this |"
+    assert (
+        row("GRPOConfig", "clip_high")
+        == "| `clip_high` | number > 0, ≤ 20 | `0.2` | yes | the ratio is clipped at 1 + this |"
+    )
     assert row("OptimizerConfig", "betas").startswith("| `betas` | 2 of: number ≥ 0, < 1 | `[0.9, 0.95]` | yes |")
     assert row("LoraConfig", "rank").startswith("| `rank` | integer 1 to 512 | **needed** | yes |")
 
