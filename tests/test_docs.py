@@ -40,7 +40,8 @@ ROWS: Mapping[str, Any] = {
 # Of stages; of others: prompts.
 FORMAT_OF = {"pretrain": "text", "sft": "conversations", "reward_model": "preferences", "preference": "preferences",
              "logprobs": "preferences", "distillation": "conversations", "top_logprobs": "conversations",
-             "process_reward_model": "stepwise", "pairs": "completions", "conditional": "completions"}  # fmt: skip
+             "process_reward_model": "stepwise", "pairs": "completions", "conditional": "completions",
+             "score": "completions"}  # fmt: skip
 # What the parts of recipes on the pages are parts of; a page writes `…` where it leaves settings out.
 REST: Mapping[str, Any] = YAML(typ="safe", pure=True).load("""
 base: {source: {type: folder, path: model}}
@@ -61,6 +62,7 @@ evaluation: {dataset: held_out, scorers: *scorers, sampling: {max_tokens: 64}, r
 # Of stages that only some pages have.
 FURTHER: Mapping[str, Any] = {
     "generate": {},
+    "score": {},
     "pairs": {},
     "unpaired": {},
     "best_of_n": {},
@@ -131,6 +133,7 @@ def whole(block: dict[str, Any]) -> dict[str, Any]:
 def makes_dataset(stages: Mapping[str, Any], name: str) -> bool:
     return stages.get(name, {}).get("stage") in (
         "generate",
+        "score",
         "pairs",
         "unpaired",
         "best_of_n",

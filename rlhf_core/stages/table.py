@@ -23,6 +23,7 @@ from rlhf_core.config.stages.sampled import (
     PairsConfig,
     UnpairedConfig,
 )
+from rlhf_core.config.stages.score import ScoreConfig
 from rlhf_core.contract import Stage
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
 
@@ -85,6 +86,8 @@ _STAGES = (
     Stage("conditional_prompts", 1, ConditionalPromptsConfig, _only(Kind.DATASET),
           "rlhf_core.stages.sampled:conditional_prompts",
           checks="rlhf_core.preflight.stages.sampled:conditional_prompts"),
+    Stage("score", 1, ScoreConfig, _only(Kind.DATASET), "rlhf_core.stages.score:run", runs="actors",
+          checks="rlhf_core.preflight.stages.score:check"),
     Stage("evaluation", 3, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
           runs="actors", needs_template=True),
     Stage("round_prompts", 1, RoundPromptsConfig, _only(Kind.DATASET), "rlhf_core.stages.round_prompts:run"),

@@ -1,0 +1,195 @@
+"""Score: completions or conversations in; the same with a reward of each completion out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.chat.encoding import Tokenizer, ended_completion
+from rlhf_core.chat.sampled_tokens import COLUMN, reply_of
+from rlhf_core.config.stages.score import ScoreConfig
+from rlhf_core.contract import Input, Output, StageContext
+from rlhf_core.data.formats import Row
+from rlhf_core.data.reading import iterate_rows, write_dataset
+from rlhf_core.errors import ConversationError, StageError
+from rlhf_core.models.folders.folder import read_config
+from rlhf_core.models.folders.readers import reader_problem
+from rlhf_core.rewards import open_rewards
+from rlhf_core.rewards.model import RewardReader
+from rlhf_core.rl.rows import completions_row
+from rlhf_core.stages.cluster import Cluster
+from rlhf_core.stages.readers import Readers
+from rlhf_core.types import Prompt, Trajectory
+
+_QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
+
+
+@dataclass(frozen=True, slots=True)
+class _Completion:
+    row: Row  # of the format `completions`
+    prompt: Prompt  # with the row that rewards see
+    entry: Row
+
+
+def run(config: ScoreConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
+    """Each reward model reads its own chat template and tokens, and the very tokens of completions that a model with
+    the same tokenizer and template has sampled. A killed job begins again.
+
+    Raises StageError for a prompt that is not among `prompts`, and for a completion that a reward model cannot read;
+    RewardError where a reward fails.
+    """
+    rows = list(_completion_rows(config, inputs))
+    completions = _completions(rows, inputs)
+    if not completions:
+        raise StageError("the dataset has no completion to score")
+    judges = {name: _reader(config, name, inputs) for name in config.model_rewards}
+    readers = Readers(config, inputs, judges, context, cluster)
+    done, total = 0, len(completions) * (bool(config.text_rewards) + readers.passes)
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        context.progress(done, total, "score")
+
+    report(0)
+    judged: dict[str, list[float]] = {name: [] for name in config.rewards}
+    with open_rewards(config.text_rewards, context) as scorers:
+        for start in range(0, len(completions) if scorers else 0, config.rows_per_call):
+            part = [_as_text(each) for each in completions[start : start + config.rows_per_call]]
+            for name, scorer in scorers.items():
+                judged[name] += scorer(part).totals()
+            report(len(part))
+
+    def read(name: str) -> list[Trajectory]:
+        return [_as_tokens(each, judges[name].tokenizer, config.max_length) for each in completions]
+
+    judged |= readers.judge(read, report)
+    weights = {name: reward.weight for name, reward in config.rewards.items()}
+    sums = [math.fsum(weights[name] * judged[name][n] for name in judged) for n in range(len(completions))]
+    entries = iter([
+        {**each.entry, "reward": sums[n], "rewards": {name: values[n] for name, values in judged.items()}}
+        for n, each in enumerate(completions)
+    ])  # fmt: skip
+    scored = [_scored(row, [next(entries) for _ in row["completions"]]) for row in rows]
+    folder = context.workdir / "dataset"
+    write_dataset(folder, scored, {"format": config.made_format})
+    metrics = {"rows": len(rows), "completions": len(completions), **_metrics(sums, judged)}
+    context.log(0, {name: float(value) for name, value in metrics.items()})
+    return Output(Kind.DATASET, folder, metrics)
+
+
+def _completion_rows(config: ScoreConfig, inputs: Mapping[str, Input]) -> Iterator[Row]:
+    """Rows of the format `completions`; of a conversation its last reply."""
+    for row in iterate_rows(inputs[config.rows_input].folder):
+        if config.dataset is not None:
+            yield row
+            continue
+        messages = row["messages"]
+        last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
+        sampled = row.get(COLUMN, {})
+        entry = {
+            "text": messages[last]["content"],
+            **(sampled.get("messages", {}) if last + 1 == len(messages) else {}),
+        }
+        own = {name: sampled[name] for name in ("tokenizer",) if name in sampled}
+        yield completions_row(messages[:last], row, [entry], **own)
+
+
+def _completions(rows: Sequence[Row], inputs: Mapping[str, Input]) -> list[_Completion]:
+    asked = _asked(inputs["prompts"]) if "prompts" in inputs else None
+    completions = []
+    for row in rows:
+        seen = {name: value for name, value in row.items() if name not in ("completions", "tokenizer")}
+        if asked is not None:
+            if (key := _key(row)) not in asked:
+                raise StageError(
+                    f"row {row['id']}: its prompt is not in the dataset `prompts`: name the one it is from"
+                )
+            seen = asked[key]
+        prompt = Prompt(row["id"], row["prompt"][-1]["content"], (), seen)
+        completions += [_Completion(row, prompt, entry) for entry in row["completions"]]
+    return completions
+
+
+def _asked(dataset: Input) -> dict[str, Row]:
+    """The rows of `prompts` by what they ask. Raises StageError for two that ask the same and differ otherwise."""
+    asked: dict[str, Row] = {}
+    for row in iterate_rows(dataset.folder):
+        first = asked.setdefault(_key(row), row)
+        if first["id"] != row["id"]:
+            raise StageError(
+                f"rows {first['id']} and {row['id']} of the dataset `prompts` ask the same, so that it is not known "
+                "which of the two a completion answers: leave one out"
+            )
+    return asked
+
+
+def _key(row: Row) -> str:
+    return json.dumps([row["prompt"], row.get("tools")], sort_keys=True)
+
+
+def _reader(config: ScoreConfig, name: str, inputs: Mapping[str, Input]) -> RewardReader:
+    """Raises StageError if the reward model cannot give what the settings want."""
+    folder = inputs[f"rewards.{name}.model"].folder
+    assert config.max_length is not None
+    problem = reader_problem(read_config(folder), "max_length", config.max_length, reads_tokens=True)
+    if problem is not None:
+        raise StageError(f"rewards.{name}: {problem}")
+    try:
+        return RewardReader.of(config.model_rewards[name], folder, folder, config.max_length)
+    except StageError as error:
+        raise StageError(f"rewards.{name}: {error}") from error
+
+
+def _as_text(completion: _Completion) -> Trajectory:
+    return _trajectory(completion, [], [])
+
+
+def _as_tokens(completion: _Completion, tokenizer: Tokenizer, longest: int | None) -> Trajectory:
+    """Raises StageError if the template cannot write it, or it has more than `longest` tokens."""
+    row, entry = completion.row, completion.entry
+    try:
+        ids, mask = ended_completion(
+            tokenizer, row["prompt"], entry["text"], row.get("tools"), sampled=reply_of(entry, row.get("tokenizer"))
+        )
+    except ConversationError as error:
+        raise StageError(f"row {row['id']}: {error}; leave it out") from error
+    if longest is not None and len(ids) > longest:
+        raise StageError(
+            f"row {row['id']}: a completion with its prompt has {len(ids)} tokens, more than max_length={longest}: "
+            "raise it, or leave the row out"
+        )
+    return _trajectory(completion, ids, mask)
+
+
+def _trajectory(completion: _Completion, ids: Sequence[int], mask: Sequence[bool]) -> Trajectory:
+    return Trajectory(
+        completion.prompt,
+        torch.tensor(ids, dtype=torch.int64),
+        torch.tensor(mask, dtype=torch.bool),
+        torch.zeros(len(ids)),
+        weight_version=0,
+        finish_reason=completion.entry.get("finish_reason", "stop"),
+        completion=completion.entry["text"],
+    )
+
+
+def _scored(row: Row, entries: Sequence[Row]) -> Row:
+    own = {name: row[name] for name in ("tokenizer",) if name in row}
+    return completions_row(row["prompt"], row, entries, **own)
+
+
+def _metrics(sums: Sequence[float], judged: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Mean, population deviation and quantiles of the sum, `reward`, and of each reward by its name, unweighted."""
+    metrics = {}
+    for name, values in {"reward": sums, **{f"reward/{name}": values for name, values in judged.items()}}.items():
+        metrics[name], metrics[f"{name}_std"] = float(np.mean(values)), float(np.std(values))
+        for quantile, share in _QUANTILES.items():
+            metrics[f"{name}_{quantile}"] = float(np.quantile(values, share))
+    return metrics
