@@ -39,7 +39,7 @@ class RowLimit:
 
 @dataclass(frozen=True, slots=True)
 class JudgedBy:
-    """A reward, scorer or environment: its setting, and the input whose rows it reads; empty: rows that the stage makes."""
+    """A reward, scorer or environment: its setting, and the input with its rows; empty: the stage makes them."""
 
     setting: str
     judge: RewardConfig | AnyEnvironment
