@@ -23,9 +23,9 @@ from rlhf_core.models.folders.folder import read_config
 from rlhf_core.models.folders.remote_code import reads_images
 
 Completion = str | Sequence[Message]  # a reply, or turns of which the first and the last are the assistant's
-Encoded = tuple[list[int], list[bool]]  # token ids and mask, equally long; the mask is true on what is trained
+Encoded = tuple[list[int], list[bool]]  # token ids and mask, equally long; the mask is true on trained tokens
 
-_ANY_TEXT = "a \ue000"  # with a character that few vocabularies have: what is unknown must have a token
+_ANY_TEXT = "a \ue000"  # with a character that few vocabularies have: unknown characters must have a token
 _TOOL_CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "answer"}}}
 
 
@@ -231,8 +231,8 @@ def _tool_call_endings(tokenizer: Tokenizer, question: Message) -> list[tuple[in
 @dataclass(frozen=True, slots=True)
 class _Turn:
     prompt: list[int]
-    completion: list[int]  # trained: what the assistant writes, and the token that ends it
-    rest: list[int]  # what the template writes after that, such as a newline
+    completion: list[int]  # trained: the assistant's text, and the token that ends it
+    rest: list[int]  # the template's text after that, such as a newline
 
     def continues(self, earlier: _Turn) -> bool:
         return self.prompt[: len(earlier.prompt) + len(earlier.completion)] == [*earlier.prompt, *earlier.completion]

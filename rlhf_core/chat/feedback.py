@@ -9,7 +9,7 @@ from rlhf_core.chat.rendering import Message, Tokenizer, Tools, render, require_
 from rlhf_core.chat.special_tokens import token_ids
 from rlhf_core.errors import StageError
 
-_REPLY = "content-of-the-reply-alone"  # stands for a reply where only what is around it matters
+_REPLY = "content-of-the-reply-alone"  # placeholder of a reply where only its surroundings matter
 _ANY_TOOL: Tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
 _REASONED = "<think>\nreasons\n</think>\n\nanswer"
 

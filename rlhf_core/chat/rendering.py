@@ -103,7 +103,7 @@ def require_written(tokenizer: Tokenizer, messages: Sequence[Message], tools: To
     marked = _rendered(tokenizer, _replaced(messages, others), tools, generation_prompt=asks) or ""
     for index in others:
         if _marker(index) in marked:
-            continue  # as nearly always; a template that changes contents is asked about this one alone
+            continue  # as nearly always; a template that changes contents is tried on this one alone
         if text == _rendered(tokenizer, _replaced(messages, [index]), tools, generation_prompt=asks):
             raise ConversationError(
                 f"the chat template does not write turn {index}, of role {messages[index]['role']}, so the model would "
@@ -171,7 +171,7 @@ def _require_calls_written(
     them.
     """
     if _all_calls_in(_rendered(tokenizer, [*before, _calls_marked(reply)], tools, generation_prompt=False), reply):
-        return  # as nearly always; a template that changes what it writes is asked about each part alone
+        return  # as nearly always; a template that changes its text is tried on each part alone
     text = render(tokenizer, [*before, reply], tools, generation_prompt=False)
     changed: list[tuple[str, Message]] = []
     if reply["content"].strip():

@@ -16,7 +16,7 @@ from rlhf_core.chat.rendering import Tokenizer
 
 T = TypeVar("T")
 
-MARK = "\ufdd0"  # a code point that is no character; twice, it stands for itself
+MARK = "\ufdd0"  # a code point that is no character; doubled, it is the character itself
 _MARKS = re.compile(f"{MARK}{MARK}|{MARK}")
 _ANCHORS = ("\n", "a", " ", "")  # text in front: some tokenizers put a space before every text
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PAD, BOS, EOS, USER, ASSISTANT, UNKNOWN = "<pad>", "<bos>", "<eos>", "<user>", "<assistant>", "<unk>"
 SPECIAL_TOKENS = (PAD, BOS, EOS, USER, ASSISTANT, UNKNOWN)
-# Of a model that reads images, as Idefics3's processor calls them: a part of an image, and the marks around an image.
+# Image tokens under the names of Idefics3's processor: a part of an image, and the marks around an image.
 IMAGE = "<image>"
 IMAGE_TOKENS = (IMAGE, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 CHARACTERS = (*filter(str.isprintable, string.printable), "\n")

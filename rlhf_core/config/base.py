@@ -151,7 +151,7 @@ class KeyedConfig(Config):
             problems = [InitErrorDetails(type="extra_forbidden", loc=(key,), input=raw)]
         except ValidationError as error:
             problems = list(located(error, key))
-        except ValueError as error:  # there can be no such block, for a reason that its text says
+        except ValueError as error:  # not a valid block, for the reason in its text
             problems = [InitErrorDetails(type=raised(str(error)), loc=(key,), input=raw)]
         raise ValidationError.from_exception_data(cls.__name__, problems)
 
@@ -162,7 +162,7 @@ _OF_PYDANTIC = frozenset(get_args(ErrorType))
 def located(error: ValidationError, *place: str) -> Iterator[InitErrorDetails]:
     """Yield the problems of `error` with `place` prepended to their locations."""
     for problem in error.errors():
-        # What a validator of ours has raised: only its text can be raised again.
+        # An error raised by one of our validators: only its text can be raised again.
         kind: Any = problem["type"]
         if kind not in _OF_PYDANTIC or kind == "value_error":
             kind = PydanticCustomError(kind, "{text}", {"text": problem["msg"]})

@@ -107,7 +107,7 @@ MOST_COMPLETIONS = 2**20  # of one step of RL
 Turns = Annotated[int, Limits(1, 1000, "no episode has as many turns")]
 StoredTokens = Annotated[int, Limits(1, 100_000, "no disk has room for as many of each token")]
 TopK = Annotated[int, Limits(0, 10_000_000, "no vocabulary has as many tokens")]
-# What vLLM samples with as it is: from 0 to 0.01 it takes 0.01 instead, and above 2 it refuses the request.
+# Temperatures that vLLM applies unchanged: from 0 to 0.01 it takes 0.01 instead, and above 2 it rejects the request.
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
 _TEMPERATURES = f"the engines sample at {LOWEST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}; for greedy completions set 0"
 Temperature = Annotated[float, Limits(0, HIGHEST_TEMPERATURE, _TEMPERATURES, _TEMPERATURES)]

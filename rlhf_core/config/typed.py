@@ -21,7 +21,7 @@ class TypedConfig(Config):
     The table is read when a recipe is, so that a line added from outside takes effect at once.
     """
 
-    family: ClassVar[str]  # what a message calls them, such as `reward`
+    family: ClassVar[str]  # their name in messages, such as `reward`
 
     type: str
 

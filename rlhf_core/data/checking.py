@@ -42,7 +42,7 @@ class Bad:
 class CheckedBatch:
     rows: list[Checked | Bad | None]  # None: it has a prompt that is excluded
     sketches: Sketches | None = None  # of those that are Checked; none: no near-duplicates are looked for
-    near_prompt: NDArray[np.bool_] | None = None  # whether each of them asks nearly an excluded prompt
+    near_prompt: NDArray[np.bool_] | None = None  # whether each of them nearly has an excluded prompt
 
 
 class Checker:

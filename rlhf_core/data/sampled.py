@@ -16,7 +16,7 @@ from rlhf_core.data.formats import Row, row_id
 from rlhf_core.errors import ConversationError, StageError
 
 Entry = Mapping[str, Any]
-# Which of two completions is better, or by what name a pair is counted that is left out.
+# The better of two completions, or the counter of a dropped pair.
 Outcome = Literal["one", "other", "ties", "order_dependent", "unjudged"]
 
 

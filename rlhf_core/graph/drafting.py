@@ -202,7 +202,7 @@ class Drafter:
 
     def _overlap(self, name: str) -> str | None:
         config = self.recipe.data.get(name) or self.recipe.stages[name]
-        if not config.compares_overlap:  # nor is what a stage has made of a dataset that was compared itself
+        if not config.compares_overlap:  # nor is a stage's result from a dataset that was compared itself
             return None
         excluded = self.recipe.data[name].exclude if name in self.recipe.data else ()
         held_out = tuple(other for other in self.held_out if other not in excluded and self._is_dataset(other))

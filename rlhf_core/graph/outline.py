@@ -27,7 +27,7 @@ def outline(recipe: Recipe, find: Find | None = None, start: RoundStart | None =
     start: the state that the round starts from; None: it is the first.
     Raises RecipeError if a setting names a missing input, or one with another role.
     """
-    find_once = None if find is None else cache(find)  # what is drafted again needs no second look at the store
+    find_once = None if find is None else cache(find)  # a second draft needs no second look-up in the store
     left_out: dict[str, str] = {}
     while True:
         nodes = _draft(recipe, find_once, left_out, start)

@@ -56,7 +56,7 @@ def top_forward_kl(student: Tensor, tokens: Tensor, teacher: Tensor) -> tuple[Te
 
     student: (M, V) log q; tokens: (M, k) int64; teacher: (M, k + 1) their log p, and log p_rest, -inf where k = V.
     """
-    # By logsumexp, not as what is missing to 1, which rounding would swallow.
+    # By logsumexp, not by subtracting from 1, which would lose precision.
     others = student.scatter(-1, tokens, -math.inf)
     rest = others.logsumexp(-1, keepdim=True)
     p, of_student = teacher.exp(), torch.cat([student.gather(-1, tokens), rest], dim=-1)

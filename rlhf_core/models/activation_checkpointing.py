@@ -13,7 +13,7 @@ from rlhf_core.config.engines.training import GradientCheckpointing
 from rlhf_core.errors import StageError
 
 _aten = torch.ops.aten
-# What takes a layer's time; `_grouped_mm` is of experts. Everything else reads and writes its inputs once.
+# The expensive operators of a layer; `_grouped_mm` is of experts. All others read and write their inputs once.
 _KEPT = frozenset({
     _aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten._grouped_mm.default,
     _aten.convolution.default,

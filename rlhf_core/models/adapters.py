@@ -71,7 +71,7 @@ def add_lora(model: transformers.PreTrainedModel, lora: LoraConfig, task: str) -
         # The engine decides the dtype of the working copy; its fp32 master weights are the optimizer's.
         adapted = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
-        # Of experts, which are no linear layers, only peft knows what is missing.
+        # Missing targets among experts, which are no linear layers, are only reported by peft.
         problem = None if _expert_blocks(model) else _target_problem(model, lora, linear)
         raise StageError(problem or f"lora.target_modules {targets}: {reason_of(error)}") from error
     settings: Any = adapted.peft_config["default"]

@@ -53,7 +53,7 @@ _LEAST = {torch.float32: (1e-3, 1e-3), torch.float64: (1e-3, 1e-3), torch.bfloat
 _TIMES_NOISE = 4.0
 _MOST_NOISE = 0.5
 
-# What a model's own code raises where it was not made for a layout. Out of memory is a RuntimeError, and says so.
+# Errors of a model's own code for an unsupported layout. Out of memory is a RuntimeError, and is reported as such.
 _NOT_FOR_IT = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, NotImplementedError)
 
 # For one sequence alone, (hidden (T, d), ids (1, T)) -> our output (T, ...) float32, and that of the model itself,

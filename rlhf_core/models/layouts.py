@@ -32,7 +32,7 @@ _FORWARD = 256  # tokens whose matrix products take as long as what every forwar
 class Layouts:
     """The layouts in which a model computes the same for each sequence as for that sequence alone."""
 
-    # In one row: as a tree, or whole, and then the model is told positions, or boundaries too.
+    # In one row: as a tree, or end to end, where the model gets positions, or boundaries too.
     packed: Literal["tree", "positions", "indices"] | None
     rows: bool  # one right-padded row a sequence, where that costs less
 
@@ -174,7 +174,7 @@ def _costs(model: Any, lengths: Sequence[int]) -> tuple[float, float]:
     layouts.
     """
     if model.config._attn_implementation not in ("sdpa", "eager"):
-        return 0.0, math.inf  # flash attention takes the boundaries and skips what lies between sequences
+        return 0.0, math.inf  # flash attention takes the boundaries and skips tokens between sequences
     longest, tokens = max(lengths), sum(lengths)
     padded = len(lengths) * longest
     # A token costs about 24 d^2 multiply-adds a layer in matrix products and 4 d per token it attends to.

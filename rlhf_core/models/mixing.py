@@ -41,7 +41,7 @@ def slerp(first: Tensor, other: Tensor, share: float) -> Tensor:
     if min(lengths) == 0:
         return linear(first, [other], [share])
     units = first / lengths[0], other / lengths[1]
-    # Of small angles the cosine tells nothing.
+    # For small angles the cosine is not accurate.
     angle = 2 * math.atan2((units[1] - units[0]).norm().item(), (units[1] + units[0]).norm().item())
     if angle < _PARALLEL:
         return linear(first, [other], [share])

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rlhf_core.packing import LEAST_SHARED
 from rlhf_core.types import PackedBatch
 
-# Segments share one call of attention while this bounds what is padded, unless the call is small.
+# Segments share one call of attention while this bounds the padding, unless the call is small.
 _MOST_PADDING = 1.25
 _SMALL = 1 << 16  # pairs of query and key, padding included
 
@@ -113,7 +113,7 @@ def _build_tree(batch: PackedBatch) -> tuple[Tensor, Tensor, list[Segment]]:
     kept: list[Tensor] = []
     segments: list[Segment] = []
     size = 0
-    pending = [(order, torch.empty(0, dtype=torch.int64))]  # sequences, and the places of what they begin with
+    pending = [(order, torch.empty(0, dtype=torch.int64))]  # sequences, and the places of their common prefix
     while pending:
         sequences, before = pending.pop()
         depth = before.numel()

@@ -26,7 +26,7 @@ _CACHED_BYTES = 2**28  # of the pixels that a processor keeps
 class ReadImage:
     """An image in a model's input form."""
 
-    token_ids: tuple[int, ...]  # those that stand for it, the marks around it included
+    token_ids: tuple[int, ...]  # its tokens, the marks around it included
     pixels: Pixels  # its tiles, each of which fills so many of the tokens that are `image_token_id`
 
 
@@ -40,7 +40,7 @@ class ImageProcessor:
         self._folder = folder
         try:
             self._processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # the library raises what it likes; all mean that the folder has none
+        except Exception as error:  # the library may raise anything; all mean that the folder has none
             raise StageError(
                 f"{folder}: processor_config.json and preprocessor_config.json make no processor of images: fetch them "
                 f"again ({reason_of(error)})"

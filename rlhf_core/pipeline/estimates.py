@@ -46,7 +46,7 @@ class Known:
 
     seen: Seen
     root: Path
-    finished: Mapping[str, Manifest]  # by node: what the store has already
+    finished: Mapping[str, Manifest]  # results in the store, by node
     earlier: Iterable[Manifest]  # all other results of the store
 
 
@@ -108,7 +108,7 @@ class _Estimator:
             for _, row in sample.rows[::every][:_TOKENISED_ROWS]:
                 counts.append(data_format.num_tokens(tokenizer, reader.as_read(row)))
         except StageError:
-            return None  # preflight has said what is wrong
+            return None  # preflight has reported the problem
         return sum(counts) / len(counts)
 
     def _seconds(self, node: Node, steps: int | None) -> float | None:
@@ -153,7 +153,7 @@ def _shape(config: BaseModelConfig, root: Path, parameters: int | None) -> Shape
             try:
                 return Shape.of(read_config(folder), parameters or _stored_parameters(folder))
             except StageError:
-                return None  # preflight has said what is wrong
+                return None  # preflight has reported the problem
         case _:
             return None
 

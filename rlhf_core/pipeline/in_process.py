@@ -26,7 +26,7 @@ OpenCluster = Callable[[], "Cluster"]
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    manifest: Manifest  # of what was computed now
+    manifest: Manifest  # of the node computed now
     folder: Path  # its files, read-only
     kept: Manifest | None  # the earlier result that the store keeps
 

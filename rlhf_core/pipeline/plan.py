@@ -25,7 +25,7 @@ class PlannedNode:
     action: Literal["reuse", "compute"]
     why: str  # for compute: what differs from the newest artifact of the same node, and from where a killed job resumes
     reads: tuple[str, ...]  # the nodes whose results it reads
-    manifest: Manifest | None  # of what is reused
+    manifest: Manifest | None  # of the reused result
 
 
 def plan(

@@ -14,7 +14,7 @@ from rlhf_core.graph.graph import Node
 @dataclass(frozen=True, slots=True)
 class Answer:
     problem: str = ""  # for which nothing is started
-    note: str = ""  # to know of what is no mistake of the recipe
+    note: str = ""  # a note, no mistake of the recipe
 
 
 REPLY = "yes"  # of the policy, which is judged

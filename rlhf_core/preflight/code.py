@@ -81,7 +81,7 @@ def _imports(source: bytes, package: str) -> Iterator[tuple[str, bool]]:
     """
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):  # loading it says what is wrong
+    except (SyntaxError, ValueError, RecursionError):  # loading it reports the problem
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -66,7 +66,7 @@ def _rows_of(environment: EnvironmentConfig, node: Draft, samples: Mapping[str, 
             for located in samples.get(datasets[judged.dataset], []):
                 try:
                     is_own = judged.judge.of_row(located[1]) is environment
-                except RecipeError:  # `check_rewards` says that the row names none
+                except RecipeError:  # `check_rewards` reports that the row names none
                     is_own = False
                 rows += [located] if is_own else []
     return rows

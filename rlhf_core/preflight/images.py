@@ -45,7 +45,7 @@ def _problems(
 def _text_readers(config: StageConfig, row: Mapping[str, Any]) -> tuple[str, ...]:
     try:
         return config.text_readers_of(row)
-    except RecipeError:  # there is no environment for the row: check_rewards says so
+    except RecipeError:  # there is no environment for the row: check_rewards reports it
         return ()
 
 

@@ -165,7 +165,7 @@ class _Measured:
         policy, too_long = self.config.on_long_row, self.too_long
         dropped = too_long if policy != "error" else set()
         kept = [index for index in range(len(self.rows)) if index not in dropped and index not in self.unwritable]
-        if policy == "truncate" and not self._are_enough(kept):  # what is left of a row takes time to find
+        if policy == "truncate" and not self._are_enough(kept):  # the remainder of a row takes time to compute
             form, room = format_of(self.config.format), self.limit.room
             kept += [i for i in dropped if form.least_tokens(self.tokenizer, self.rows[i][1]) <= room]
         if self.limit.room <= 0 or self._are_enough(kept):

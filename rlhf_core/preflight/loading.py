@@ -30,7 +30,7 @@ _ENDED = re.compile(r"its process (.+), before it returned")
 _RAISED = re.compile(r"loading this file failed: (.+)")  # type and message, see user_error
 _PARSING = Lock()  # ast.parse fails in two threads at a time, with a SystemError: gh-106905 of CPython
 _SHOWN = 300  # characters of a line
-_READ_BYTES = 4096  # of the end of what a file has printed
+_READ_BYTES = 4096  # of the end of a file's output
 _MODULE_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^'\n]+)'")
 _NOT_WITH_AN_ORCHESTRATOR = ("torch", "vllm", "deepspeed", "peft", "accelerate")  # see pyproject.toml
 
@@ -77,7 +77,7 @@ def _refused(functions: Mapping[str, UserCode], file: Path) -> dict[str, str]:
     """Return the problems of functions with another signature than required. Raises RecipeError if the file cannot be
     loaded.
     """
-    # What the file prints is not the plan's; and a job works in another folder than the user's.
+    # The file's output is not part of the plan; and a job works in another folder than the user's.
     with tempfile.TemporaryFile() as log, scratch_folder("job") as folder:
         return _refused_with(functions, file, log, folder)
 

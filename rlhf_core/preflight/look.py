@@ -52,7 +52,7 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     nodes = (drafts or outline(recipe)).nodes
     uses = dataset_uses(nodes)
     samples, problems = check_datasets(recipe, uses, root)
-    # What is read in another format than its own is a problem already, and no check could read its rows.
+    # A dataset in another format than its stage's is a problem already, and no check could read its rows.
     misread = {use.dataset for use in uses if is_misread(use, recipe)}
     rows = {name: sample.rows for name, sample in samples.items() if name not in misread}
     all_uses = [use for use in uses if use.dataset not in misread]

@@ -31,7 +31,7 @@ class BaseModel:
     """A run's base model, if its folder is available or it is built from scratch."""
 
     config: BaseModelConfig  # with a source of either kind
-    context: int | None  # longest sequence in tokens; None: its config does not say
+    context: int | None  # maximum sequence length in tokens; None: not in its config
     settings: Mapping[str, Any] = field(compare=False)  # its config.json
     inspection: Inspection | None = field(default=None, compare=False)  # of a folder, where torch is installed
 

@@ -34,7 +34,7 @@ def inspected(folder: Path, *, reward_model: bool) -> Inspection | None:
         return None
     head: Head = "scalar" if reward_model else "causal"
     inspection = Inspection(**json.loads(_answer(folder, head, _key(folder, head))))
-    # The answer is that of the headers: what the tensors hold may have changed since.
+    # The result depends on the headers: the content of the tensors may have changed since.
     if (problem := untied_problem(folder, inspection.tied)) is not None:
         raise StageError(problem)
     return inspection
@@ -58,7 +58,7 @@ def _answer(folder: Path, head: Head, key: str) -> str:
     if kept.is_file():
         return kept.read_text(encoding="utf-8")
     answer = _inspect(folder, head)
-    with suppress(OSError):  # who may not write there, or has no space left, asks again
+    with suppress(OSError):  # without write access, or space, the next call inspects it again
         kept.parent.mkdir(parents=True, exist_ok=True)
         written = kept.with_suffix(f".{os.getpid()}")
         written.write_text(answer, encoding="utf-8")

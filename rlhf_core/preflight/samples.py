@@ -32,7 +32,7 @@ from rlhf_core.system.paths import file_problem
 
 Located = tuple[str, Row]  # where the row is, the canonical row
 
-# Of a source the beginning is read: so many rows and decompressed bytes; of each file at least its first row.
+# The beginning of each source is read, up to these rows and decompressed bytes; of each file at least its first row.
 _ROWS = 20_000
 _BYTES = 64 * 2**20
 _GENERATED_ROWS = 20  # of each reasoning-gym task

@@ -16,7 +16,7 @@ _USERINFO = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
 _SIGNED = re.compile(
     r"://.*[?&](x-amz-signature|x-goog-signature|signature|sig|token|access_token|api_key)=", re.IGNORECASE
 )
-# Of AWS, the Hugging Face hub, OpenAI and Anthropic, GitHub, W&B.
+# AWS, the Hugging Face hub, OpenAI and Anthropic, GitHub, W&B.
 _KNOWN = re.compile(
     r"\b(AKIA[0-9A-Z]{16}|hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{36}|wandb_v1_[A-Za-z0-9_]{20,})"
 )

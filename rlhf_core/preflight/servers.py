@@ -42,7 +42,7 @@ def _questions(
         server, dataset = judged.judge, node.inputs.get(judged.dataset, "").removeprefix("data.")
         rows = samples[dataset].rows if dataset in samples else []
         if not isinstance(server, HTTPReward) or not rows or images_of_row(rows[0][1]):
-            continue  # what the job would send is not at hand
+            continue  # the job's request cannot be built here
         _, row = rows[0]
         prompt = format_of(datasets[dataset].format).asked_text(row)
         for url in server.urls or (server.url,):

@@ -39,7 +39,7 @@ def text_problem(template: str, located: list[Located], texts: Mapping[str, str]
     """
     located = located[:_TRIED_ROWS]
     rows: Sequence[Mapping[str, Any]] = [row for _, row in located]
-    # Of rows that are not at hand, or may fail, only whether the template ends.
+    # For unavailable rows, or rows that may fail, only termination of the template is checked.
     problem = template_problem(template, rows or [_ANY_ROW], texts, lenient=tolerates or not rows)
     if problem is None:
         return None

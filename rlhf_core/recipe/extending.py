@@ -18,7 +18,7 @@ from rlhf_core.system.paths import file_problem
 
 EXTENDS = "extends"
 _MOST_EXTENDED = 20  # one by the other
-_CHOOSERS = ("stage", "type")  # keys that say what their mapping is
+_CHOOSERS = ("stage", "type")  # keys that determine the type of their mapping
 
 
 def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, list[Path]]:

@@ -23,7 +23,7 @@ from rlhf_core.recipe.recipe import Recipe
 from rlhf_core.recipe.yaml_text import YAMLTextError, read_yaml
 from rlhf_core.system.paths import file_problem
 
-_MOST_MISTAKES = 50  # that are told at once
+_MOST_MISTAKES = 50  # reported at once
 _MOST_KEYS = 50  # of an override, one inside the other
 
 
@@ -118,7 +118,7 @@ def _validate(data: dict[str, Any], places: Places) -> Recipe:
                 break
             location, text = sentence(data, problem)
             earlier = texts.setdefault(tuple(location), text)
-            if earlier != text:  # what may stand there is of one type or another: `a` or a list
+            if earlier != text:  # a value of one of several types is valid: `a` or a list
                 texts[tuple(location)] = f"{earlier}; or {text.partition(': ')[2]}"
         raise RecipeError("\n".join(one_line(f"{places.of(at)}: {text}") for at, text in texts.items())) from error
 

@@ -57,7 +57,7 @@ def _files(section: str, path: str, root: Path) -> list[str]:
     try:
         files = sorted(islice(_matches(path, root), MAX_FILES + 1))
     except OSError:
-        return [path]  # the check of the data says why it cannot be read
+        return [path]  # the check of the data reports why it cannot be read
     if len(files) > MAX_FILES:
         raise RecipeError(f"{section}: {path}: stands for more than {MAX_FILES} files: name fewer")
     return files or [path]

@@ -99,7 +99,7 @@ def _table(config: type[Config], places: list[str], counts: bool) -> str:
         if name == "type":
             continue
         shown = _value(schema["properties"][name], schema.get("$defs", {}))
-        # Of the recipe itself, a stage key has the stage's own section, and one seed: the stage's or the recipe's.
+        # A stage key includes the stage's own section of the recipe, and one seed: the stage's or the recipe's.
         is_setting = config is not Recipe or any(_configs(field.annotation))
         in_key = "yes" if name == "seed" or (counts and is_setting and not is_operational(config, name)) else "no"
         meaning = (field.description or "").replace("|", "\\|")

@@ -29,7 +29,7 @@ _MERGE = f"{_TAG}merge"
 _KEY_TAGS = {f"{_TAG}str", f"{_TAG}timestamp", f"{_TAG}value", _MERGE}
 _DIRECTIVE = re.compile(r"\ufeff?(?:[^\S\n]*(?:#.*)?\n)*(%(?!YAML 1\.2\s).*)")  # before the document
 
-# What the parser's reasons mean, and what to do.
+# Meaning of the parser's reasons, and the remedy.
 _MEANINGS = {
     "mapping values are not allowed": (
         "`key: value` may not stand here: indent it as its neighbours, or put a text that holds `: ` in quotes"
@@ -79,7 +79,7 @@ def read_yaml(text: str) -> Any:
     except RecursionError as error:
         raise YAMLTextError("lists and mappings too deep inside each other") from error
     except MarkedYAMLError as error:
-        # Where what is never closed was opened: the problem is noticed at the end of the text.
+        # The start of an unclosed part: the problem is noticed at the end of the text.
         opened = error.context_mark if error.context and "while parsing a flow" in error.context else None
         mark = opened or (error.context_mark if "quoted scalar" in str(error.context) else None) or error.problem_mark
         line = "" if mark is None else f"line {mark.line + 1}: "

@@ -29,7 +29,7 @@ from rlhf_core.config.user_code import UserFile
 from rlhf_core.system.listing import first_repeated
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # of the files of `images.folder`
-# What becomes of rows that lack something, and of rows that are longer than a stage can read.
+# Treatment of incomplete rows, and of rows that are longer than a stage can read.
 BadRowPolicy = Literal["error", "drop"]
 LongRowPolicy = Literal["error", "drop", "truncate"]
 OnOverlap = Literal["error", "allow"]

@@ -260,7 +260,7 @@ class ExecutorEnvironment(Program):
 
     @property
     def reads_images(self) -> bool:
-        return False  # it asks for replies to tokens alone
+        return False  # it only requests replies to tokens
 
 
 def require_concurrent(environment: AnyEnvironment, rollout: RolloutEngineConfig) -> None:

@@ -13,7 +13,7 @@ from rlhf_core.config.numbers import Attempts, Requests, Seconds
 from rlhf_core.config.servers import ServerConfig
 from rlhf_core.errors import RecipeError
 
-# Of the server itself: a policy that calls these would set up or reward its own episode.
+# Paths of the server itself: a policy that calls these would set up or reward its own episode.
 _RESERVED = ("seed_session", "verify", "aggregate_metrics", "mcp")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")  # a segment of a URL's path
 

@@ -265,7 +265,7 @@ class EnvironmentReward(EpisodeReward, Scorer):
 
 @dataclass(frozen=True, slots=True)
 class RewardEntry:
-    config: type[RewardConfig]  # inherits from what it is given by, which says what its implementation is
+    config: type[RewardConfig]  # inherits from a class that determines its implementation
     implementation: str  # "package.module:Class"; imported only where it computes
 
 

@@ -11,7 +11,7 @@ from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import PositiveReward, WarmupSteps
 from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
 
-# The value of `start` that stands for the model that RL itself starts from.
+# The value of `start` for the initial model of RL.
 POLICY_START = "policy"
 
 

@@ -88,14 +88,14 @@ class RLSettings(EnginesConfig, KeyedConfig):
         readers = [f"{self.block}.rewards.{name}" for name in settings.model_rewards]
         readers += [f"{self.block}.teacher"] if settings.teacher is not None else []
         readers += [f"{self.block}.critic"] if settings.critic_settings is not None else []
-        # Of a dataset of completions, the images would not be part.
+        # A dataset of completions would not contain the images.
         readers += ["keep.rollouts_every"] if self.keep.rollouts_every is not None else []
         return tuple(readers)
 
     def text_readers_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         environment = self.environment.of_row(row)
         readers = [] if environment.reads_images else ["environment"]
-        # What programs show is not part of a checkpoint, in which the queue of trajectories is.
+        # Images shown by programs are not part of a checkpoint, which contains the queue of trajectories.
         readers += ["asynchronous"] if self.asynchronous is not None and environment.is_program else []
         return (*self.text_readers, *readers)
 

@@ -17,7 +17,7 @@ from rlhf_core.config.numbers import Seed
 from rlhf_core.config.rewards.rewards import RewardConfig
 from rlhf_core.config.stages.checkpoint import CheckpointConfig
 
-# Of a model in bfloat16, a merge has the weights in float32 and, while it saves, in bfloat16 again.
+# Merging a model in bfloat16 holds the weights in float32 and, while it saves, in bfloat16 again.
 MERGE_COPIES = 4.0
 
 
@@ -29,7 +29,7 @@ class RowLimit:
     tokens: int
     completion_setting: str = ""  # that keeps a part of it for the completion, where the rows are prompts
     completion_tokens: int = 0
-    splits: bool = False  # a longer row is split in several sequences, unless its dataset says what becomes of it
+    splits: bool = False  # a longer row is split in several sequences, unless its dataset sets another treatment
 
     @property
     def room(self) -> int:

@@ -11,9 +11,7 @@ from rlhf_core.config.numbers import Margin, Rows
 from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.config.texts import JudgeName
 
-ACCEPTED = (
-    "accepted"  # what the stages of a loop call the model that was accepted last, and the alias that points at it
-)
+ACCEPTED = "accepted"  # name of the last accepted model in the stages of a loop, and of the alias that points at it
 
 
 class GateConfig(Config):

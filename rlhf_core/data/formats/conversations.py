@@ -60,7 +60,7 @@ class Conversations(MessageFormat):
 
     def unread(self, columns: frozenset[str]) -> frozenset[str]:
         whole = next((name for name in MESSAGE_COLUMNS if name in columns), None)
-        if whole is not None:  # what says the same is compared
+        if whole is not None:  # equal questions are compared
             compared = {"prompt", "completion"} if {"prompt", "completion"} <= columns else set()
             others = {*PROMPT_COLUMNS, "completion", "answer"} - {*MESSAGE_COLUMNS, *compared}
             return Format.unread(self, columns) | (columns & others)
@@ -68,7 +68,7 @@ class Conversations(MessageFormat):
 
     def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         messages, tools = row["messages"], row.get("tools")
-        if len(messages) > _MEASURED_TURN_BY_TURN:  # each turn is written with all that stand before it
+        if len(messages) > _MEASURED_TURN_BY_TURN:  # each turn is rendered with all earlier ones
             return num_tokens_of_all(tokenizer, messages, tools)
         return max(len(ids) for ids, _ in _encoded(tokenizer, row))
 

@@ -30,7 +30,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 _TEXT_KEYS = ("name", "tool_call_id")  # of a message
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _TRAINED_KEYS = ("weight", "train", "training", "trainable", "train_on_turn", "loss", "loss_mask")
-_TRAINED = ("1", "1.0", "true")  # what they say of a turn like all others
+_TRAINED = ("1", "1.0", "true")  # their values in ordinary turns
 _MASKED_KEYS = ("mask", "masked", "train_detail", "training_detail")  # to some true is trained, to others masked
 _NO_TEXT_KEYS = ("image", "images", "image_url", "video", "videos", "audio", "audios")  # of a row, or a message
 
@@ -182,7 +182,7 @@ def _message(value: Any, column: str, index: int) -> Message:
     if images := images_in(raw_content):
         message["images"] = images
         _require_images_fit(message, where, column)
-    if named == "function_call":  # the call stands in the text
+    if named == "function_call":  # the text contains the call
         message |= {"content": "", "tool_calls": _tool_calls(content, where, column)}
     if is_blank(message["content"]) and "tool_calls" not in message:
         raise RowError(f"`{where}` has no text in `content`", f"`{column}` has a message without text")

@@ -14,7 +14,7 @@ from rlhf_core.data.sources.parquet_rows import parquet_rows
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 
-BadRow = Callable[[str, RowError], None]  # is given the place of a row that cannot be read, and what is wrong with it
+BadRow = Callable[[str, RowError], None]  # called with the place of a row that cannot be read, and its problem
 
 
 @dataclass

@@ -11,7 +11,7 @@ from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.sources.opening import open_data, read_head
 from rlhf_core.system.json_text import Decoder, JSONTextError, parse_json, wrong_at
 
-# Where it is; the row, what is wrong with it, or None where there is none (a blank line); bytes that were read.
+# Its place; the row, its problem, or None if there is none (a blank line); bytes that were read.
 Parsed = tuple[str, Row | RowError | None, int]
 
 MAX_ROW_BYTES = 64 * 2**20
@@ -73,7 +73,7 @@ class _Values:
         self._utf8 = codecs.getincrementaldecoder("utf-8-sig")()
         self._decoder = Decoder()
         self._text = ""
-        self._position = 0  # in _text, of what is decoded next
+        self._position = 0  # in _text, of the next value
         self._line = self._column = 1  # of _position
         self._ended = False
 

@@ -114,7 +114,7 @@ def _check_type(task: str, option: str, value: Any) -> None:
 
 def _fits(declared: TypeAdapter[Any], value: Any) -> bool:
     try:
-        declared.validate_json(json.dumps(json_safe(value)), strict=True)  # as JSON: a list may stand for a tuple
+        declared.validate_json(json.dumps(json_safe(value)), strict=True)  # as JSON: a list may represent a tuple
     except ValidationError:
         return False
     return True

@@ -13,7 +13,7 @@ _MERGED = frozenset({
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",
     "modules_to_save", "trainable_token_indices", "ensure_weight_tying",
 })  # fmt: skip
-# What says nothing of the weights, or counts only where another setting is given.
+# Keys without an effect on the weights, or only with another setting.
 _BESIDE = frozenset({
     "peft_type", "peft_version", "task_type", "init_lora_weights", "base_model_name_or_path", "revision",
     "auto_mapping", "inference_mode", "megatron_core", "qalora_group_size",

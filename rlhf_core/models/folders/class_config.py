@@ -85,5 +85,5 @@ def _position_problems(settings: Mapping[str, Any]) -> Iterator[str]:
 def _refused(file: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # the values are the user's; the library raises what it likes
+    except Exception as error:  # the values are the user's; the library may raise anything
         raise StageError(f"{_UNFIT[file]} ({reason_of(error)})") from error

@@ -24,10 +24,10 @@ _QUANTISED = ("quantization_config", "compression_config", "quantization")  # th
 _MAX_SIZE = 2**31 - 1
 _MAX_LABELS = 2**16  # transformers makes a name for each of them, whatever the model is for
 _HEAD = "ForSequenceClassification"  # how the names of the classes with a `score` end
-# How to compute it, which the recipe says.
+# Settings of the computation, which are the recipe's.
 _IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 _ALWAYS_THERE = (None, "eager", "sdpa")
-# Of a forward, which would make NaN of the logits; what is divided by in a class's __init__ raises an error there.
+# Divisors in a forward, which would make NaN of the logits; those in a class's __init__ raise an error there.
 _DIVISORS = ("final_logit_softcapping", "log_scaling_n_floor", "logits_mup_width_multiplier", "logits_scaling")
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 _OF_THE_CLASS = ("sub_configs", "attribute_map")
@@ -136,7 +136,7 @@ def _number_problems(config: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, list) or value is None:  # some architectures have one for each layer
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_SIZE:
-            # -1 or 0 is how some configs say that there is no such thing.
+            # -1 or 0 means in some configs that there is none
             if name in ("max_position_embeddings", "intermediate_size", "head_dim") and value in (0, -1):
                 continue
             yield f"config.json: {name} is {value!r}; it must be a whole number above 0: fetch config.json again"
@@ -166,7 +166,7 @@ def generation_problems(config: Mapping[str, Any], vocabulary: int | None) -> It
     vocabulary: rows of the model's embedding, if known.
     """
     pad = config.get("pad_token_id")
-    padded = not isinstance(pad, int) or pad >= 0  # a negative one is how some say that there is none
+    padded = not isinstance(pad, int) or pad >= 0  # a negative one means in some configs that there is none
     tokens = config if padded else {name: value for name, value in config.items() if name != "pad_token_id"}
     yield from _token_problems(GENERATION_CONFIG, tokens, vocabulary)
     for name in _SAMPLING_NUMBERS:

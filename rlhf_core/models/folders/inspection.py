@@ -43,7 +43,7 @@ def inspect(folder: Path, head: Head) -> Inspection:
 
 
 def _main(folder: Path, head: str) -> None:
-    # Of data, not of addresses, of which libraries reserve more than they use.
+    # Limit of data, not of addresses, of which libraries reserve more than they use.
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     limit = _GIB * 2**30
     resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))

@@ -23,7 +23,7 @@ class Scale:
     std: float = 1.0
 
 
-STORED_SEPARATOR = "step_separator"  # in the config.json of a process reward model: by what it tells steps apart
+STORED_SEPARATOR = "step_separator"  # in the config.json of a process reward model: the separator of its steps
 
 
 def stored_scale(config: Mapping[str, Any]) -> Scale | None:

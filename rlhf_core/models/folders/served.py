@@ -12,7 +12,7 @@ from rlhf_core.config.base import DTYPE_BYTES, Dtype
 from rlhf_core.config.engines.rollout import RolloutEngineConfig
 from rlhf_core.models.folders.folder import text_config
 
-# Of vLLM on CPU. A test compares them with vLLM's own, whose import takes seconds.
+# Constants of vLLM on CPU. A test compares them with vLLM's own, whose import takes seconds.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 CPU_BLOCK_TOKENS = 128  # the key-value cache is made of blocks of so many tokens
 
