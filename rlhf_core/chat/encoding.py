@@ -197,7 +197,10 @@ def _endings(tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(maxsize=32)
 def _template_endings(tokenizer: Tokenizer, template: str) -> tuple[tuple[int, ...], ...]:
-    """template: the tokenizer's, so that replacing it invalidates the cache."""
+    """Return the endings that the template writes.
+
+    template: the tokenizer's, so that replacing it invalidates the cache.
+    """
     if tokenizer.chat_template is None:
         return ()
     question = {"role": "user", "content": "question"}

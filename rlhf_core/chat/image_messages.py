@@ -28,7 +28,7 @@ class ImagePart:
 
 
 def set_image_token(tokenizer: Any, token: str) -> None:
-    """token: the text that this tokenizer's model reads in place of each image."""
+    """Set the image token of a tokenizer. token: the text that its model reads in place of each image."""
     setattr(tokenizer, _ATTRIBUTE, token)
 
 

@@ -26,7 +26,7 @@ class ArrowWriter:
         self._waiting = 0  # bytes of these
 
     def append(self, row: Mapping[str, Any], num_bytes: int) -> None:
-        """num_bytes: approximate size in memory."""
+        """Append a row. num_bytes: its approximate size in memory."""
         self._rows.append(row)
         self._waiting += num_bytes
         if len(self._rows) >= _ROWS or self._waiting >= _BYTES:

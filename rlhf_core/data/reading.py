@@ -29,7 +29,10 @@ _OLD_DATA_FILE = "data.jsonl"  # of dataset artifacts before version 7 of the st
 def require_seen_by_all(
     rows: Iterable[Mapping[str, Any]], text_readers_of: Callable[[Mapping[str, Any]], Sequence[str]]
 ) -> None:
-    """text_readers_of: as StageConfig.text_readers_of. Raises StageError for a row with images that has one."""
+    """Raise StageError for a row with images that has readers of text only.
+
+    text_readers_of: as StageConfig.text_readers_of.
+    """
     for row in rows:
         if images_of_row(row) and (readers := text_readers_of(row)):
             raise StageError(f"row {row['id']} has images, and {readers[0]} reads text alone: leave it out")
@@ -115,7 +118,7 @@ def write_dataset(
 
 
 def write_rows(folder: Path, rows: Iterable[tuple[str, str]]) -> None:
-    """rows: the id of each, and its text."""
+    """Write rows. rows: the id of each, and its text."""
     import pyarrow as pa
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -58,8 +58,10 @@ class Comparison:
 def comparisons(
     row: Mapping[str, Any], *, every: bool, counts: Counter[str], rewarded: bool = True
 ) -> Iterator[Comparison]:
-    """every: all pairs, which need no rewards if they are not `rewarded`; else that of the highest and the lowest
-    reward, the first of equal ones.
+    """Yield pairs of the row's completions.
+
+    every: all pairs, which need no rewards if they are not `rewarded`; else that of the highest and the lowest reward,
+    the first of equal ones.
     """
     entries = distinct(row, counts, rewarded=rewarded or not every)
     for one, other in combinations(entries, 2) if every else _extremes(entries):
@@ -161,7 +163,9 @@ def _extremes(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
 
 
 def _with_id(row: Mapping[str, Any], new_row: Row, **replies: Entry) -> Row:
-    """replies: the completion in each column of `new_row`."""
+    """Return the new row with its `id`, tools and sampled tokens. replies: the completion in each column of
+    `new_row`.
+    """
     new_row |= {"tools": row["tools"]} if "tools" in row else {}
     new_row |= sampled_column(row, replies)
     return {"id": row_id(new_row), **new_row}

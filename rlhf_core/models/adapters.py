@@ -87,7 +87,7 @@ def add_lora(model: transformers.PreTrainedModel, lora: LoraConfig, task: str) -
 
 
 def _target_problem(model: transformers.PreTrainedModel, lora: LoraConfig, linear: Collection[str]) -> str | None:
-    """linear: the paths of all linear layers, before adapters are added."""
+    """Return the problem of `target_modules`. linear: the paths of all linear layers, before adapters are added."""
     return target_problem(lora, linear, tied=bool(model.config.tie_word_embeddings))
 
 

@@ -51,7 +51,7 @@ def attention_difference(model: Any, ids: Tensor) -> str | None:
 
 @contextmanager
 def _wrapped_attention(wrap: Callable[[Attention, Attention], Attention]) -> Iterator[None]:
-    """Inside, layers call `wrap(own, eager)` instead of their own attention."""
+    """Make layers call `wrap(own, eager)` inside, instead of their own attention."""
     from transformers import AttentionInterface  # not at the top: drivers, which run no model, load without it
 
     interface: Any = AttentionInterface
@@ -71,7 +71,7 @@ def _wrapped_attention(wrap: Callable[[Attention, Attention], Attention]) -> Ite
 def _difference(
     own: Attention, eager: Attention, module: Any, states: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]
 ) -> str | None:
-    """states: query, key and value, (1, heads, T, d) each."""
+    """Compare both on one call. states: query, key and value, (1, heads, T, d) each."""
     query, key, value = (state.float() for state in states)
     scores = query[:, 0] @ key[:, 0].transpose(1, 2) * (options.get("scaling") or query.shape[-1] ** -0.5)
     query = query * (_LARGEST_SCORE / scores.abs().max().clamp_min(1e-30))

@@ -306,7 +306,7 @@ def _on_all_ranks(right: list[bool], device: torch.device) -> list[bool]:
 
 
 def _log(name: str, layouts: Layouts, *, packed: str | None, tree: str | None) -> None:
-    """packed, tree: the problems of packing, and of a token tree, on this rank."""
+    """Print the layouts. packed, tree: the problems of packing, and of a token tree, on this rank."""
     if dist.is_initialized() and dist.get_rank() != 0:
         return
     what, wrong = ("a token tree", tree) if layouts.packed == "positions" else ("packing", packed)

@@ -14,7 +14,7 @@ SHARED, _BRANCH = 9, 5  # of the middle one: tokens that another begins with, an
 
 
 def different_sequences(model: Any, device: torch.device) -> PackedBatch:
-    """One of each length in LENGTHS, on `device`."""
+    """Return one sequence of each length in LENGTHS, on `device`."""
     config = model.config
     text = config.get_text_config()
     special = {

@@ -56,7 +56,9 @@ class _Arrangement:
     places: Tensor | None  # (N,) int64; None: all in order
 
     def tokens(self, values: Tensor) -> OfTokens:
-        """values: (rows, columns, d) of the model's output, or the same flattened."""
+        """Return the values of the batch's tokens. values: (rows, columns, d) of the model's output, or the same
+        flattened.
+        """
         return OfTokens(values.flatten(0, -2), self.places)
 
 
@@ -112,7 +114,7 @@ def _run(model: Any, batch: PackedBatch, layouts: Layouts, *, routers: bool) -> 
 
 
 def _joined(parts: Sequence[OfTokens], order: Tensor) -> OfTokens:
-    """order: the place of each token of the batch in the concatenated parts."""
+    """Concatenate parts. order: the place of each token of the batch in the concatenated parts."""
     places, start = [], 0
     for part in parts:
         indices = torch.arange(len(part.values), device=order.device) if part.places is None else part.places

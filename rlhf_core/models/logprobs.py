@@ -85,7 +85,7 @@ def _chunk(
 def target_logprobs(
     logits: Tensor, targets: Tensor, *, temperature: float = 1.0, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """See TargetLogprobs."""
+    """Apply TargetLogprobs."""
     logprobs, entropy = TargetLogprobs.apply(logits, targets, temperature, with_entropy)  # type: ignore[no-untyped-call]
     return logprobs, entropy
 

@@ -64,7 +64,7 @@ class _Hidden(BaseModelOutputWithPast):
 
 @contextmanager
 def _returning(layers: nn.Module, output: _Hidden) -> Iterator[None]:
-    """Inside, calling `layers` returns `output`."""
+    """Make calls of `layers` return `output` inside."""
     wrapped = layers.__dict__.get("forward")  # where a library has wrapped it
     layers.forward = lambda *_, **__: output
     try:

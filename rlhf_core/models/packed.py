@@ -51,7 +51,7 @@ class PackedModel(nn.Module):
 
     @abstractmethod
     def _outputs(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Implements layout_check.Outputs."""
+        """Return our and the model's own log-probs, as layout_check.Outputs."""
 
     @property
     def _transformer(self) -> Any:

@@ -53,7 +53,7 @@ class ImageProcessor:
         return ImageProcessor, (self._folder,)  # another process opens its own
 
     def read(self, path: str) -> ReadImage:
-        """path: of a file that the dataset stage has verified. The most recent images are cached."""
+        """Read an image. path: of a file that the dataset stage has verified. The most recent images are cached."""
         if path not in self._kept:
             self._kept[path] = self._read(path)
             self._kept_bytes += self._kept[path].pixels.values.nbytes

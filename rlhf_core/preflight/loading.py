@@ -149,7 +149,7 @@ def _why(text: str, path: str, folder: Path, last_line: str) -> str:
 
 
 def _with_hint(raised: str) -> str:
-    """raised: type and message of an exception."""
+    """Append a hint to the message of an exception. raised: its type and message."""
     if raised.startswith("FileNotFoundError"):
         raised += ": name files that it reads in `files`, and open them beside itself, by Path(__file__).with_name(…)"
     return raised

@@ -197,7 +197,10 @@ def base_folder_problems(folder: Path, *, reward_model: bool, needs_template: bo
 
 
 def _experts(users: Sequence[Draft], config: Mapping[str, Any]) -> Iterator[str]:
-    """users: the nodes with this base model; config: the model's, none of one from scratch, which is dense."""
+    """Yield a problem for each coefficient of experts, if the base model has none.
+
+    users: the nodes with this base model; config: the model's, none of one from scratch, which is dense.
+    """
     if "num_experts_per_tok" in text_config(config):
         return
     for node in users:

@@ -14,7 +14,7 @@ _READ_ROWS = 200  # of each dataset are tokenised and written here
 
 
 def reading_notes(use: Use, tokenizer: Tokenizer, rows: list[Located], data_format: Format) -> Iterator[str]:
-    """rows: the readable ones of the dataset."""
+    """Yield the notes on a dataset. rows: its readable ones."""
     yield from _special(use, tokenizer, rows, data_format)
     yield from _unknown(use, tokenizer, rows[:_READ_ROWS], data_format)
     yield from _changed(use, tokenizer, rows[:_READ_ROWS])

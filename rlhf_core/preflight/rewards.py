@@ -30,7 +30,7 @@ def judging_functions(nodes: Mapping[str, Draft]) -> list[tuple[str, UserCode]]:
 
 
 def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]]) -> list[str]:
-    """samples: readable rows of each dataset."""
+    """Return the problems of rewards, scorers and environments. samples: readable rows of each dataset."""
     problems = []
     for node in nodes.values():
         datasets = {setting.path: setting.names[0] for setting in node.input_settings if setting.names}

@@ -52,7 +52,7 @@ def _questions(
 
 
 def _answer(place: str, config: HTTPReward, prompt: str, row: Mapping[str, Any]) -> Answer:
-    """config: with one URL."""
+    """Query the server with the job's request. config: with one URL."""
     try:
         server = RewardServer(config)
     except RewardError as error:  # a variable that only the job may have

@@ -23,7 +23,7 @@ from rlhf_core.preflight.stages.tokens import same_tokens
 
 
 def check_models(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
-    """models: available base models, by node."""
+    """Yield the problems of all stages with their models. models: available base models, by node."""
     for node in nodes.values():
         for problem in _problems(node, nodes, models, root):
             yield f"{node.section}.{problem}"
@@ -71,7 +71,7 @@ def _judges(
     models: Mapping[str, BaseModel],
     root: Path,
 ) -> Iterator[str]:
-    """tokens: length of the longest judged sequence."""
+    """Yield the problems of reward models. tokens: length of the longest judged sequence."""
     policy = models[node.name]
     for judged in config.judges():
         reward = judged.judge

@@ -102,7 +102,7 @@ class Format(ABC):
         return (self.asked_text(row),)
 
     def running_text(self, row: Mapping[str, Any]) -> str:
-        """Text that may contain another row's question anywhere; empty: only `asked_texts` are compared."""
+        """Return text that may contain another row's question anywhere; empty: only `asked_texts` are compared."""
         return ""
 
     def duplicate_key(self, row: Mapping[str, Any]) -> str:

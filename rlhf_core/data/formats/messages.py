@@ -47,7 +47,7 @@ class MessageFormat(Format):
         return canonical | {self.column: _with_system(row, canonical[self.column])}
 
     def unread(self, columns: frozenset[str]) -> frozenset[str]:
-        """Of several prompt columns, only the first is read."""
+        """Return the columns that are not read: of several prompt columns, all but the first."""
         prompt_columns = [name for name in PROMPT_COLUMNS if name in columns]
         return super().unread(columns) | (frozenset(prompt_columns[1:]) if self.reads is not None else frozenset())
 
@@ -113,7 +113,7 @@ def last_reply(messages: Sequence[Message], column: str) -> tuple[list[Message],
 
 
 def read_messages(value: Any, column: str) -> list[Message]:
-    """value: a list of messages, or the list as JSON text, as CSV has it."""
+    """Read messages. value: a list of messages, or the list as JSON text, as in CSV."""
     if isinstance(value, str):
         try:
             value = parse_json(value)
@@ -217,7 +217,7 @@ def _is_present(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def _require_text(fields: Mapping[str, Any], place: str) -> None:
-    """fields: a row, or a message of one at `place`."""
+    """Raise RowError for content other than text. fields: a row, or a message of one at `place`."""
     for name in _NO_TEXT_KEYS:
         if _is_present(fields, name):
             rest = "" if place else f", or leave it out by `columns: {{unused: {name}}}`"

@@ -29,7 +29,7 @@ class Budget:
 
 
 def raise_bad_row(where: str, error: RowError) -> None:
-    """The BadRow of `on_bad_row: error`."""
+    """Raise the error of a bad row: the BadRow of `on_bad_row: error`."""
     raise error.at(where)
 
 

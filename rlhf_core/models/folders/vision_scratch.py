@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def vision_model(
     source: ScratchModel, vision: ScratchVision, text: dict[str, Any], image_token_id: int
 ) -> transformers.PreTrainedModel:
-    """text: the config of its text model, a Llama."""
+    """Build the model. text: the config of its text model, a Llama."""
     from transformers import Idefics3Config, Idefics3ForConditionalGeneration
 
     config = Idefics3Config(
