@@ -58,15 +58,13 @@ def planned_nodes(
     checked: Checked, repository: ArtifactRepository | None, earlier: list[Manifest] | None = None
 ) -> list[PlannedNode]:
     name = checked.loaded.recipe.name
-    return make_plan(checked.graph, repository, recipe=name, found=earlier)
+    return make_plan(checked.graph, repository, recipe=name, results=earlier)
 
 
 def _show_estimates(checked: Checked, planned: Sequence[PlannedNode], earlier: Sequence[Manifest]) -> None:
     finished = {node.name: node.manifest for node in planned if node.manifest is not None}
     facts = Known(checked.seen, checked.loaded.root, finished, earlier)
-    informative = {
-        name: estimate for name, estimate in estimates(checked.graph, facts).items() if estimate.says_something
-    }
+    informative = {name: estimate for name, estimate in estimates(checked.graph, facts).items() if estimate.has_values}
     if not informative:
         return
     console.print(estimate_table(informative))

@@ -36,7 +36,7 @@ class Estimate:
     reserves: Reservation = field(default_factory=Reservation)
 
     @property
-    def says_something(self) -> bool:
+    def has_values(self) -> bool:
         return self != Estimate()
 
 

@@ -33,12 +33,12 @@ def plan(
     repository: ArtifactRepository | None,
     *,
     recipe: str = "",
-    found: list[Manifest] | None = None,
+    results: list[Manifest] | None = None,
 ) -> list[PlannedNode]:
     """Return every node of `graph` in an order in which they can run. Only reads the store; None: no store.
 
     recipe: its name; results are compared only with those of its earlier runs.
-    found: receives all results of the store, if it was searched because something is to be computed.
+    results: receives all results of the store, if it was searched because something is to be computed.
 
     Raises StoreError if the store cannot be read.
     """
@@ -49,8 +49,8 @@ def plan(
     if None in manifests.values():
         listed = list(repository.list_artifacts())
         newest = _newest_by_name(manifest for manifest in listed if manifest.recipe == recipe)
-        if found is not None:
-            found += listed
+        if results is not None:
+            results += listed
     planned = [_planned(node, manifests[node.name], newest.get(node.name)) for node in graph.values()]
     return [
         replace(planned_node, why=planned_node.why + _resumes(node, repository.store))
