@@ -31,7 +31,7 @@ from benchmarks.word_models import SHAPES, make_model
 from benchmarks.workload import COMPILED, SELECTIVE, Result, Workload
 
 OURS = ("ours", COMPILED, SELECTIVE)
-# Which sides there are in which precision; those of TRL are the paths of trl_trainers.
+# Sides by precision; those of TRL are the paths of trl_trainers.
 SIDES = {
     "float32": (*OURS, "trl", "trl-jemalloc"),
     "bfloat16": (*OURS, "trl", "trl-jemalloc", "trl-bf16-weights"),
@@ -45,9 +45,9 @@ class Benchmark:
     name: str  # of its module in benchmarks
     description: str
     workload: Callable[..., Workload]
-    options: Mapping[str, str]  # settings of the workload, and what they are
+    options: Mapping[str, str]  # settings of the workload, with descriptions
     modules: tuple[str, str]  # of our side and of TRL's, in benchmarks
-    unit: str  # what is counted
+    unit: str  # the counted unit
     aim: float  # ours to the best of TRL's
     phases: tuple[str, ...] = ()
     make_model: Callable[[Any, Path], int] = lambda workload, folder: make_model(workload.shape, folder)

@@ -51,7 +51,7 @@ class Entry:
     name: str  # of the class
     verdict: str  # packed, packed with sequence indices, rows, refused; or "not built"
     reason: str = ""
-    wrong: str = ""  # what the oracle says against it
+    wrong: str = ""  # the oracle's error
 
 
 def ragged_batch(vocabulary: int) -> PackedBatch:

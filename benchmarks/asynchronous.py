@@ -58,7 +58,7 @@ class Measured:
     engine_idle: float  # share of that time
     rank_idle: float
     reward: float  # mean of the last `_LAST` steps
-    reached: float  # seconds of `total` until the mean of so many steps was the asked reward; inf: it never was
+    reached: float  # seconds of `total` until the mean of so many steps reached the target; inf: never
     lag: float
 
 

@@ -212,7 +212,7 @@ class Turn:
 
     training_bytes: int  # on the device between two steps
     lent_bytes: int  # while it is lent
-    lent_reserved_bytes: int  # what the process keeps from others then, beside CUDA's context
+    lent_reserved_bytes: int  # still reserved by the process then, beside CUDA's context
     offload_seconds: float
     reload_seconds: float
 

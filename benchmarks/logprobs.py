@@ -49,7 +49,7 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Result:
     seconds: float  # of the wall clock, median of the repeats
-    processor: float  # seconds of the processor, of all threads: what a busy machine changes least
+    processor: float  # seconds of the processor, of all threads: least sensitive to a busy machine
     peak: int  # bytes
     mean: float  # of the log-probs, to see that both forms compute the same
 

@@ -26,7 +26,7 @@ from rlhf_core.pipeline.record import NodeRecord, RunRecord, read_record
 from rlhf_core.tracking.protocol import METRICS_FILE
 
 WORK_PHASES = ("seconds/rollout", "seconds/score", "seconds/update")
-# What the run may wait on two idle cores: for the whole stage, and for its first step. Seconds from its submission.
+# Limits of a run's waiting on two idle cores: for the whole stage, and its first step. Seconds from its submission.
 AIMS_WHOLE = {"dataset": 3.0, "base": 3.0, "merge": 3.0, "report": 3.0}
 AIMS_FIRST_STEP = {"pretrain": 12.0, "sft": 12.0, "reward_model": 12.0, "rl": 15.0}
 AIM_DEMO = 150.0  # the recipe `tiny`, every stage computed
@@ -42,7 +42,7 @@ class Overhead:
     job: float  # from the job's start, lease in hand, to its end, before it publishes
     work: float | None  # sampling and training
     start_up: float | None  # from the job's start to that of its first step
-    around: float | None  # what the run waited beyond the job: submission, publishing; None for a reused stage
+    around: float | None  # waiting beyond the job: submission, publishing; None for a reused stage
     stage: str = ""
 
     @property

@@ -48,7 +48,7 @@ _SMALL: Mapping[str, Any] = {
     **dict.fromkeys(("mamba_n_groups", "n_groups", "mamba_ngroups"), 1), "linear_num_key_heads": 2,
 }  # fmt: skip
 
-# What shows only in sequences longer than this, or further into a row: short for the oracle, and the class's own size
+# Sizes that matter only in longer sequences, or further into a row: short for the oracle, and the class's own size
 # for the check.
 _SHORT: Mapping[str, int] = {
     **dict.fromkeys(("sliding_window", "sliding_window_size", "attention_window_size", "window_size",

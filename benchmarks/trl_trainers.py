@@ -14,7 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from benchmarks.workload import Workload
 
-# What differs from one path to another, for float32 and for bfloat16; `dtype` is that of the weights it trains.
+# Settings of each path, for float32 and for bfloat16; `dtype` is that of the trained weights.
 _AS_IT_COMES: dict[str, dict[str, Any]] = {  # bfloat16 by autocast over float32 weights, which is TRL's own default
     "float32": {"dtype": "float32", "bf16": False},
     "bfloat16": {"dtype": "float32", "bf16": True},

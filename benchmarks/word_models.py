@@ -105,5 +105,5 @@ def _end_after(model: Any, tokens: int) -> None:
         with torch.no_grad():
             hidden = model.model(ids).last_hidden_state[:, 8:].flatten(0, 1)
             others = (hidden @ embedding[:-1].T).logsumexp(-1)
-        # p = e^x / (e^x + e^others), x = hidden_0 times what is looked for; both hardly depend on the words.
+        # p = e^x / (e^x + e^others), x = hidden_0 times the unknown weight; both hardly depend on the words.
         embedding[-1, 0] = ((others - math.log(tokens - 1)) / hidden[:, 0]).mean()

@@ -50,7 +50,7 @@ class Step:
     """One counted optimizer step."""
 
     seconds: float
-    amount: float  # of what the benchmark counts: tokens, or pairs
+    amount: float  # the benchmark's unit: tokens, or pairs
     phases: dict[str, float] = field(default_factory=dict)  # seconds of its parts
 
 

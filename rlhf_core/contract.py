@@ -34,7 +34,7 @@ class Stage:
     """Description of a stage. Its config answers all that depends on the settings: config.stages.base.StageConfig."""
 
     name: str
-    version: int  # raise it when the code changes what the same settings compute
+    version: int  # raise it if the code changes the results of equal settings
     config: type[StageConfig]
     writes: frozenset[Kind]
     # "package.module:function", called as function(config, inputs, context) -> Output; where it runs in actors, a
@@ -46,7 +46,7 @@ class Stage:
     reads_all: bool = False  # every other result is an input of it, `node.NAME`
     # "package.module:function", called as function(config, node, context) before anything runs: `node` is a Draft of
     # pipeline.drafting, `context` a CheckContext of pipeline.checks.context. It yields problems, one sentence each that
-    # begins with the wrong setting, and Notes. Empty: only what all stages answer by their settings is checked.
+    # begins with the wrong setting, and Notes. Empty: only the checks of all stages' settings run.
     checks: str = ""
     # Input name, or a pattern of names -> the files of it that the job fetches; other inputs come whole.
     files: Mapping[str, frozenset[str]] = field(default_factory=dict)

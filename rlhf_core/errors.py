@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-_ADDRESS = re.compile(r"(<[^<>]*?)(?: object)? at 0x[0-9a-fA-F]+")  # as Python writes what has no text of its own
+_ADDRESS = re.compile(r"(<[^<>]*?)(?: object)? at 0x[0-9a-fA-F]+")  # as in Python's default repr
 _LONGEST_REASON = 500  # characters
 _LONGEST_COMPARED = 200  # characters: comparing takes time with the square of them
 

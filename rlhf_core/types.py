@@ -16,7 +16,7 @@ from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
 
-# What the first dimension of a batch's field counts, where it is not tokens. Declared, not guessed from shapes: with
+# Unit of the first dimension of a batch's field, if not tokens. Declared, not guessed from shapes: with
 # sequences of one token, N equals S.
 _PER_SEQUENCE = {"per": "sequence"}
 _PER_EXAMPLE = {"per": "example"}
@@ -91,10 +91,10 @@ class Trajectory:
     stretches: tuple[Stretch, ...] = ()  # of the sampled tokens of its `sequences`, where several versions sampled them
     feedback_images: tuple[SequenceImage, ...] = ()  # that the environment has shown, behind those of the prompt
     turns: int = 1  # replies
-    environment_reward: float = 0.0  # what the environment gave for them
-    environment_metrics: Mapping[str, float] = field(default_factory=dict)  # what it counted, by name
+    environment_reward: float = 0.0  # the environment's rewards for them
+    environment_metrics: Mapping[str, float] = field(default_factory=dict)  # its counters, by name
     reward: float = float("nan")  # of the whole completion
-    score: float | None = None  # 0-1, what filters and evaluates
+    score: float | None = None  # 0-1, for filtering and evaluation
     step_rewards: Tensor | None = None  # (T,) float32, a step's reward at its last token; 0 elsewhere
     step_ends: Tensor | None = None  # (T,) bool, true at the last token of each step, where the policy sampled it
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -129,7 +129,7 @@ def _compute_node(node_name: str, runner: StageRunner) -> Any:
     except AlignmentError as error:
         watcher.ended(f"failed: {str(error).removeprefix(f'{node_name}: ')}")
         raise
-    except Exception as error:  # of a library: the run's page says why it failed, whatever it was
+    except Exception as error:  # of a library: the run's page shows every cause
         watcher.ended(f"failed: {type(error).__name__}: {reason_of(error)}")
         raise
     watcher.done()
@@ -140,7 +140,7 @@ def _compute_node(node_name: str, runner: StageRunner) -> Any:
 
 @cache
 def stage_task(stage: str) -> Task[Any, Any]:
-    """The task of a stage, by its name. A failed stage is not repeated on its own: what made it fail would do so again,
-    after the same GPU hours."""
+    """Return the task of a stage by its name. A failed stage is not retried automatically: it would fail again for the
+    same reason, after the same GPU hours."""
     named = task(name=stage, task_run_name="{node_name}", cache_policy=NO_CACHE, persist_result=False)
     return named(_compute_node)

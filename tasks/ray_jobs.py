@@ -28,7 +28,7 @@ from tasks.job_request import JobRequest, is_job_id
 _REQUEST_SECONDS = 30.0
 _POLL_SECONDS = 0.5
 _FIRST_POLL_SECONDS = 0.1  # of a job that is young, and may be short
-_PENDING_SECONDS = 5.0  # after which a job that has not started is said to wait
+_PENDING_SECONDS = 5.0  # after which a job that has not started is reported as waiting
 _PACKAGES = "/api/packages/gcs"
 _OF_EVERY_JOB: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",

@@ -21,7 +21,7 @@ from tasks.job_end import JobEndedError, JobNotStartedError
 from tasks.job_request import JobRequest, id_prefix
 from tasks.ray_jobs import JobWatcher, RayJobs
 
-# What every job needs of its submitter's environment: how to reach the store, the trackers and the hub.
+# Variables of the submitter that every job needs: to reach the store, the trackers and the hub.
 _FORWARDED = ("AWS_", "WANDB_", "HF_")
 
 

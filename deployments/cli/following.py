@@ -40,7 +40,7 @@ from tasks.stage import stop_jobs_of
 
 _CTRL_C = "Ctrl-C in the terminal"
 _POLL_SECONDS = 1.0
-_ASK_SECONDS = 5.0  # between two looks at what the run waits for
+_ASK_SECONDS = 5.0  # between two checks of the reason for waiting
 _CANCEL_SECONDS = 12.0  # that the run's own process has to stop its jobs
 _REVIVAL_SECONDS = 10.0  # that a process has to say that it is alive, although it was silent for long
 _LOST_SECONDS = 60.0  # after which a Prefect server that does not answer counts as lost

@@ -26,7 +26,11 @@ app = typer.Typer()
 RECIPE_FILE = "recipe.yaml"
 STARTERS = REPOSITORY / "deployments" / "starters"
 SHARED = STARTERS / "shared"  # files that several starters have
-_MODEL, _LENGTH, _ANSWER = "MODEL", "LENGTH", "ANSWER"  # stand in the starters for what depends on the model
+_MODEL, _LENGTH, _ANSWER = (
+    "MODEL",
+    "LENGTH",
+    "ANSWER",
+)  # placeholders in the starters for parts that depend on the model
 _LONGEST, _LONGEST_ANSWER = 1024, 128  # tokens; an answer has at most a quarter of the context
 
 

@@ -16,7 +16,7 @@ def final_models(graph: Mapping[str, Node]) -> list[Node]:
     before: dict[str, set[str]] = {}  # of each node all that it depends on
     for node in graph.values():
         before[node.name] = set(node.inputs.values()).union(*(before[name] for name in node.inputs.values()))
-        if node.stage.entry and node.inputs and node.stage.writes <= MODELS:  # what has no inputs was there before
+        if node.stage.entry and node.inputs and node.stage.writes <= MODELS:  # a stage without inputs made nothing new
             used = before[node.name]
             models = [other for other in models if other.name not in used or (_rewards(node) and not _rewards(other))]
             models.append(node)

@@ -25,7 +25,7 @@ _MODULES = (stack, init, run, loop, try_stage, artifacts, sampling, serving, mer
 
 
 _WITH_ANY_VARIABLES = ("down", "status", "env")  # so that a stack can be ended whatever the shell's variables are
-INTERRUPTED = 130  # the exit code of what Ctrl-C ended
+INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
 class _Commands(TyperGroup):
@@ -37,7 +37,7 @@ class _Commands(TyperGroup):
             try:
                 return super().main(*args, **kwargs)
             finally:
-                sys.stdout.flush()  # where that fails, it is said here
+                sys.stdout.flush()  # its failure is reported here
         except Exception as error:
             message = explanation(error)
             if message is None:

@@ -23,7 +23,7 @@ def prefect_api() -> str:
     return api
 
 
-# What comes of an answer that is none of Prefect's.
+# Errors of a response that is not Prefect's.
 _NOT_PREFECTS = (httpx.HTTPError, httpx.InvalidURL, JSONDecodeError, UnicodeDecodeError, ValidationError)
 _SILENT_SECONDS = 5.0  # Prefect's client tries again for a minute, without a word
 

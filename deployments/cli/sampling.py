@@ -125,7 +125,7 @@ def chat(
     end_in_order()
     interactive = sys.stdin.isatty()
     if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(errors="strict")  # some locales have bytes become what no model can be asked
+        sys.stdin.reconfigure(errors="strict")  # some locales decode bytes to text that no model accepts
     with ExitStack() as stack:
         talking = []
         for named in named_models(models, base):
@@ -175,7 +175,7 @@ def written(out: Path | None) -> Iterator[TextIO]:
         with writing_to(out), out.open("w", encoding="utf-8", newline="\n") as file:
             yield file
         return
-    target = resolved(out)  # what a link leads to is replaced, not the link
+    target = resolved(out)  # the target of a link is replaced, not the link
     if not target.parent.is_dir():
         raise RecipeError(f"--out {out}: there is no such folder: make it first")
     with _replaced(target) as file:

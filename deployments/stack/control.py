@@ -88,7 +88,7 @@ def up(report: Callable[[str], None] = print) -> Stack:
             all_services = [service for service in all_services if service.name in states]
             _report_differences(lines, report)
             environment = supervisord.environ()
-            os.environ.update(_selected(environment))  # what is checked below is what runs
+            os.environ.update(_selected(environment))  # the running services are checked below
         await_all(stack, supervisor, all_services, report)
         if register_deployments(folder, environment):
             report("deployments registered")

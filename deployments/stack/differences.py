@@ -13,7 +13,7 @@ from deployments.stack.environment import SELECTORS
 from deployments.stack.settings import PORTS, Stack
 from rlhf_core.errors import StackError
 
-# Variables that change what the services, flows or jobs do.
+# Variables that affect the services, flows or jobs.
 _PREFIXES = (
     "ALIGNMENT_", "AWS_", "CUDA_", "HF_", "LD_", "MKL_", "NCCL_", "OMP_", "PREFECT_", "PYTHON", "RAY_", "TOKENIZERS_",
     "TORCH", "VLLM_", "WANDB_", "XDG_CACHE",

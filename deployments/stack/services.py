@@ -34,7 +34,7 @@ class Service:
     check: Callable[[], None]
     environment: Mapping[str, str] = field(default_factory=dict)
     ends_leftovers: bool = (
-        True  # at start, end what a killed predecessor left; not the worker's, because flow runs may outlive it
+        True  # at start, end leftovers of a killed predecessor; not the worker's, because flow runs may outlive it
     )
     stops_group: bool = True  # SIGTERM to the process group; not Ray's, whose head hangs if its children receive it
 

@@ -59,7 +59,7 @@ class S3Store(Store):
         persistent = stop_after_delay(_PATIENCE_SECONDS) & stop_after_attempt(_ATTEMPTS)
         self._stop = stop_after_attempt(1) if hurried else persistent
         # The whole call may take much longer than the server's part of it: a busy machine has been seen to need ten
-        # seconds for the client's own set-up, and the server was then said not to answer.
+        # seconds for the client's own set-up, and the server then counted as unreachable.
         self._timeout = 2 * _READ_SECONDS
         self._s3 = _open(connect_timeout=10, read_timeout=_HURRIED_READ_SECONDS if hurried else _READ_SECONDS)
 
@@ -167,7 +167,7 @@ class S3Store(Store):
 
     def _reach(self) -> None:
         # Before a first write, because some servers create a missing bucket then. Both requests, because the response
-        # to HEAD does not say what is wrong, and some servers return an empty listing for a missing bucket.
+        # to HEAD has no reason, and some servers return an empty listing for a missing bucket.
         prefix = f"{self._prefix}{_PROBE}"
         self._call(_PROBE, self._s3._call_s3, "list_objects_v2", Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
         self._call(_PROBE, self._s3._call_s3, "head_bucket", Bucket=self._bucket)

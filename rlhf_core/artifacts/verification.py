@@ -20,7 +20,7 @@ from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.errors import IntegrityError, StoreError
 
 BLOBS = "blobs/sha256/"
-ASIDE = "damaged/"  # where repairing puts what it takes out of use
+ASIDE = "damaged/"  # quarantine of a repair
 _PARALLEL_READS = 8
 MISSING = "is missing"
 _WHOLE = "whole when it was read again: left as it is"
@@ -67,7 +67,7 @@ def verify(
             users[sha256].add(ref)
             if size is not None:
                 sizes[sha256][size] = ref
-    # What no manifest names counts too: a stage that makes the same bytes again would take the damaged ones for them.
+    # Blobs without a manifest count too: a stage with the same bytes would reuse the damaged ones.
     stored = set(_stored_blobs(repository)) if refs is None else set()
     total = len(stored | users.keys())
     with ThreadPoolExecutor(_PARALLEL_READS) as pool:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rlhf_core.config.environments.environments import EnvironmentConfig
 from rlhf_core.environments.agents.program import EpisodeProgram
 
-Message = Mapping[str, Any]  # role: user, system or tool; content: text; and what else the chat template writes
+Message = Mapping[str, Any]  # role: user, system or tool; content: text; and further fields of the chat template
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Feedback:
 class Reply:
     """The policy's reply in one turn."""
 
-    text: str  # as it was written, or without special tokens, as `rollout.skip_special_tokens` says
+    text: str  # with or without special tokens (`rollout.skip_special_tokens`)
     marked: str  # with them, but for the one that ends it
     is_last: bool = False  # nothing can follow it: it was cut, or `max_turns` are over
     was_cut: bool = False  # at `sampling.max_tokens`

@@ -119,7 +119,7 @@ class Episode:
         # A reply that was cut has no end, so that nothing can follow it.
         self.over = feedback.done or self._cut or self.turns == rules.max_turns
         if not self.over:
-            # Without special tokens, which a template takes for what it writes itself.
+            # Without special tokens, which a template would mistake for its own.
             self._answer(decode_completion(rules.tokenizer, reply.token_ids), feedback)
         if self.over:  # also for want of room
             reward = await self._called(self._environment.finish())

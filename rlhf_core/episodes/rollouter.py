@@ -28,7 +28,7 @@ class Start:
     """The start of an episode."""
 
     prompt: Prompt
-    seed: Callable[[int], int]  # of each reply, counted from 0; not asked for where sampling is greedy
+    seed: Callable[[int], int]  # of each reply, counted from 0; not called if sampling is greedy
     environment_seed: int = 0
 
 
@@ -95,7 +95,7 @@ class Rollouter:
             return self._stream.play(episodes)
         if not self._config.repeatable:
             return play_concurrently(episodes, self._engines)
-        # Those of one call wait for each other, and so for no slot.
+        # Episodes of one call wait for each other, and so for no slot.
         at_a_time = self._environments.parallel_episodes or max(1, len(episodes))
         parts = [episodes[start : start + at_a_time] for start in range(0, len(episodes), at_a_time)]
         return [played for part in parts for played in play_in_rounds(part, self._engines)]

@@ -16,7 +16,7 @@ from rlhf_core.rollout.engines import Engines
 from rlhf_core.types import Completion
 
 T = TypeVar("T")
-Ask = Callable[[Request], Awaitable[Completion]]  # what an episode gets its replies from, one after the other
+Ask = Callable[[Request], Awaitable[Completion]]  # delivers an episode's replies, one after the other
 Play = Callable[[Ask], Coroutine[Any, Any, T]]  # an episode, from its start to its end
 
 

@@ -64,7 +64,7 @@ def answer(
 
 
 def _request_seed(seed: int, prompt: int, sample: int, turn: int) -> int:
-    # What single replies had before there were turns keeps its seed.
+    # Single replies keep the seed that they had before there were turns.
     later = f", turn {turn}" if turn else ""
     return derived_seed(seed, f"evaluation: prompt {prompt}, sample {sample}{later}")
 

@@ -24,7 +24,7 @@ from rlhf_core.types import Prompt, Trajectory
 
 OpenEngine = Callable[[Path, EngineSettings], AbstractContextManager[Engines]]
 
-_AT_ONCE = 256  # completions that the engine is asked for in one call
+_AT_ONCE = 256  # completions per call of the engine
 _SHOWN = 40  # characters of a prompt
 
 
@@ -81,7 +81,7 @@ def _row(prompt: Prompt, completions: Sequence[Trajectory], request: Request) ->
         | {"tokens": int(trajectory.loss_mask.sum())}
         for trajectory in completions
     ]
-    # What judges of answers read. A column that the format of completions would read is none of those.
+    # Columns for judges of answers. A column that the format of completions would read is none of those.
     beside = format_of("completions").reads or frozenset()
     others = {name: value for name, value in prompt.row.items() if name not in {"id", *beside}}
     return completions_row(prompt.row["prompt"], prompt.row, entries) | others

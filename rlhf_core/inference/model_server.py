@@ -31,7 +31,7 @@ _STOP_SECONDS = 30.0  # that the server has to end its engine in order
 _POLL_SECONDS = 0.1
 _LONGEST_FOLDER = 70  # characters: vLLM's sockets have 37 more, and Linux takes 107
 _SILENT_SECONDS = 600.0  # between two tokens, or before the first
-_LONGEST = 4096  # tokens of a conversation, where no setting says more: its cache takes memory
+_LONGEST = 4096  # tokens of a conversation by default: its cache takes memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _serve(served: Served, address: Address) -> None:
     with address.listener() as listener:
         run_server(served, listener)
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # libraries write there what they leak as this process ends
+        os.dup2(nowhere.fileno(), 2)  # libraries report their leaks there when this process ends
 
 
 def _wait_for_answer(server: RunningServer) -> None:

@@ -36,7 +36,7 @@ _PATHS = ("/", "./", "../", "~")  # how a name begins that can be nothing but a 
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    name: str  # as it was asked for
+    name: str  # as the caller wrote it
     folder: Path  # of an adapter: its base's
     adapter: Path | None = None  # its folder
 

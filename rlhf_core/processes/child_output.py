@@ -24,7 +24,7 @@ class ChildOutput:
         os.mkfifo(path, 0o600)
         self._pipe = os.open(path, os.O_RDWR)  # so that it does not end with its last writer
         self._ended, self._end = os.pipe()
-        self.kept = b""  # of what was not shown
+        self.kept = b""  # of the output that was not shown
         self._passes = False
         self._lock = Lock()
         self._thread = Thread(target=self._read, daemon=True)

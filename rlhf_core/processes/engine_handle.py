@@ -15,7 +15,7 @@ from typing import Any
 class Reply:
     """A completion sampled by the policy. As a segment of a returned sequence, its tokens are trained."""
 
-    number: int  # of the call, in the order in which they were asked for
+    number: int  # of the call, in the order of the requests
     token_ids: list[int]
     logprobs: list[float]  # of each, at the sampling temperature
     finish_reason: str  # stop or length

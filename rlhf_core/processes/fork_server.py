@@ -81,7 +81,7 @@ class ForkServer:
         self.watch(self._source, self._take)
         while self._source.fileno() >= 0:
             for key, _ in self._selector.select():
-                if self._selector.get_map().get(key.fd) is key:  # else what came before it has closed the file
+                if self._selector.get_map().get(key.fd) is key:  # else an earlier call has closed the file
                     key.data()
             self._reap()
             while self._waiting and len(self._lifelines) < self._most:

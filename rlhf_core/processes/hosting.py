@@ -44,13 +44,13 @@ class EpisodeHost:
         self._process = UserProcess(function, program=program, descriptors=[child_end.fileno()], log=log, folder=folder)
         with child_end:
             self._process.start()
-        self.loaded = self._process.loaded  # what the process said of the file
+        self.loaded = self._process.loaded  # the process's reply about the file
 
     def new(self) -> EpisodeProcess:
         return EpisodeProcess(self._control)
 
     def close(self) -> None:
-        self._control.close()  # which ends the host, and with it what is left of its episodes
+        self._control.close()  # ends the host, and with it its remaining episodes
         self._process.close(after_seconds=5.0)
 
 

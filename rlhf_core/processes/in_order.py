@@ -15,7 +15,7 @@ from rlhf_core.processes.children import end_with_parent
 B = TypeVar("B")
 R = TypeVar("R")
 
-_WAITING = 3  # batches for each process, done or not: what bounds the memory
+_WAITING = 3  # batches for each process, done or not: bounds the memory
 
 
 def in_order(function: Callable[[B], R], batches: Iterable[B], processes: int) -> Generator[R, None, None]:
@@ -49,7 +49,7 @@ def _in_order(pool: ProcessPoolExecutor, batches: Iterable[Any], waiting: int) -
             batch = next(remaining)
         except StopIteration:
             break
-        except Exception as error:  # of any type, but what stands before it comes first
+        except Exception as error:  # of any type; raised after the earlier results
             failure = error
             break
         submitted.append(pool.submit(_call, batch))

@@ -82,7 +82,7 @@ class LineProcess:
             readable = _readable([descriptor, self._watch], None if deadline is None else deadline - time.monotonic())
             if not readable:
                 raise TimeoutError
-            # What it has started may hold the pipe open when it has ended.
+            # A descendant may hold the pipe open when the process has ended.
             received = os.read(descriptor, 1 << 20) if descriptor in readable else b""
             if not received:
                 raise self._ended()
@@ -108,7 +108,7 @@ class LineProcess:
             self.status(after_seconds)
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-            # Not read to its end: what has left the group may hold it open.
+            # Not read to its end: a process that has left the group may hold it open.
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
                 with suppress(BrokenPipeError):  # of a request that was not read

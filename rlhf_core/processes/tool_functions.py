@@ -119,7 +119,7 @@ class CalledTools:
             result = function(**arguments)
             if inspect.isawaitable(result):
                 result = await result
-        except Exception as error:  # the policy chose the arguments, so that it learns what they led to
+        except Exception as error:  # the policy chose the arguments, so it learns their effect
             return {"raised": f"{type(error).__name__}: {without_addresses(str(error))}"}
         return {"result": result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)}
 

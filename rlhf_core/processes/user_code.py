@@ -124,7 +124,7 @@ def check_maker(make: Callable[..., Any], options: Mapping[str, Any], name: str)
         ) from error
     _require_result(make, name, "an environment")
     if not isinstance(make, type):
-        return  # what it returns is known once it is called
+        return  # its result's type is known only after a call
     if not hasattr(make, "step"):
         raise RecipeError(f"{name} has no method `step`: write `def step(self, reply)`")
     if inspect.isabstract(make) or getattr(make, "_is_protocol", False):

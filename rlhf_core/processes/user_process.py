@@ -53,7 +53,7 @@ class UserProcess:
         self._function = function
         self._program, self._descriptors, self._log, self._folder = program, descriptors, log, folder
         self._loading_seconds = loading_seconds
-        self.loaded: dict[str, Any] = {}  # what the child said of the function
+        self.loaded: dict[str, Any] = {}  # the child's reply about the function
         self._process: LineProcess | None = None
 
     def start(self) -> None:
@@ -99,7 +99,7 @@ class UserProcess:
 
     def _exchange(self, request: Mapping[str, Any], seconds: float, on_timeout: str) -> dict[str, Any]:
         if self._process is None:
-            # Unbuffered: what it prints is in the log, however it ends.
+            # Unbuffered: its output is in the log, however it ends.
             arguments = ["-u", "-m", *self._program]
             self._process = LineProcess(arguments, log=self._log, folder=self._folder, descriptors=self._descriptors)
         try:

@@ -15,7 +15,7 @@ from rlhf_core.report.formatting import compared_metrics, visible, with_interval
 from rlhf_core.report.templating import environment
 from rlhf_core.tracking.protocol import SAMPLES_FILE, read_jsonl
 
-_SHOWN = ("reward", "best_reward", "kl")  # metrics of what read the round's prompts, and of the candidate
+_SHOWN = ("reward", "best_reward", "kl")  # metrics of the stages that read the round's prompts, and of the candidate
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _CONNECT_SECONDS = 10.0
 @dataclass(frozen=True, slots=True)
 class Address:
     url: str
-    name: str  # for errors: without what may be secret
+    name: str  # for errors: without possible secrets
 
 
 @dataclass(eq=False, slots=True)

@@ -14,7 +14,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.stages.job_context import node_cache, workdir_root
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# Of libraries that raise errors of their own, and of actors, whose errors come as text.
+# For libraries that raise errors of their own, and actors, whose errors come as text.
 _FULL_TEXT = re.compile(r"No space left on device|Disk quota exceeded|os error (28|122)\b")
 _PATH = re.compile(r"['\"](/[^'\"]+)['\"]")
 

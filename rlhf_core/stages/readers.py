@@ -22,10 +22,10 @@ from rlhf_core.rl.scoring import FrozenWorker, scored
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.types import PackedBatch, Trajectory
 
-# Completions packed at a time. No setting: rounding depends on what shares a micro-batch.
+# Completions packed at a time. No setting: rounding depends on the rest of a micro-batch.
 _TOGETHER = 512
 
-Progress = Callable[[int], None]  # told how many more completions a model has read
+Progress = Callable[[int], None]  # called with the number of completions that a model has read since
 Run = tuple[ArtifactRef, EngineConfig, Placement]
 
 

@@ -76,7 +76,7 @@ def run_job(
     )
     if lease is not None:
         with lease:
-            # Since `done` was asked, the last holder may have published.
+            # The last holder may have published after `done` was called.
             if not again and (manifest := repository.manifest(ref)) is not None:
                 return manifest
             computed, stored = _compute(repository, spec, stage, config, cluster, progress, lease)

@@ -38,7 +38,7 @@ from rlhf_core.errors import NothingLeftError, StageError
 _LEFT_OUT = ("equal_completions", "empty_completions", "truncated_completions")
 _PAIR_COUNTS = ("ties", *_LEFT_OUT, "prompts_without_pair")
 _JUDGED_COUNTS = (*_PAIR_COUNTS, "order_dependent", "unjudged")
-_ROWS_AT_ONCE = 256  # whose pairs a judge is asked at a time
+_ROWS_AT_ONCE = 256  # per call of a judge with their pairs
 _LABEL_COUNTS = ("desirable", "undesirable", "near_threshold", *_LEFT_OUT)
 _BEST_COUNTS = (*_LEFT_OUT, "prompts_left_out")
 

@@ -51,7 +51,7 @@ def _turned(image: Any) -> Any:
 
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # EXIF that PIL cannot read says nothing; vLLM decodes such files without it, too
+    except Exception:  # EXIF that PIL cannot read is ignored; vLLM decodes such files without it, too
         return image
 
 

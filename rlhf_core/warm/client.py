@@ -77,13 +77,13 @@ def _status(connection: socket.socket) -> int:
         answer = connection.recv(64)
     except OSError:
         answer = b""
-    return int(answer) if answer else -signal.SIGKILL  # the warm process is gone, and what it started with it
+    return int(answer) if answer else -signal.SIGKILL  # the warm process is gone, with its forks
 
 
 def main() -> None:
     status = run_warm(sys.argv[1:])
     if status is None:
-        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])  # noqa: S606 (what we were started as)
+        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])  # noqa: S606 (our own arguments)
     exit_with(status)
 
 

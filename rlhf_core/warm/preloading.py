@@ -18,7 +18,7 @@ from pathlib import Path
 import rlhf_core
 from rlhf_core.rollout.vllm.environment import set_vllm_environment
 
-# What the jobs, ranks and engines of the shipped stages import, by what takes the time. `.*`: all modules below.
+# Imports of the shipped stages' jobs, ranks and engines that take most of the time. `.*`: all modules below.
 LIBRARIES = (
     "torch",
     "transformers.models.llama.modeling_llama",

@@ -18,7 +18,7 @@ from rlhf_core.warm.preloading import forget_our_modules
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    arguments: list[str]  # of `python`: a script's path or `-m MODULE`, and what follows
+    arguments: list[str]  # of `python`: a script's path or `-m MODULE`, and further arguments
     folder: str
     environment: dict[str, str]
     umask: int

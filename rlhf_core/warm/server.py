@@ -51,7 +51,7 @@ class Server:
         self._listening.listen(64)
 
     def serve(self) -> None:
-        # As of a plain Python, what a program has left may outlive it: multiprocessing's tracker cleans up after it.
+        # As with a plain Python, descendants may outlive a program: multiprocessing's tracker cleans up after it.
         ForkServer(self._listening, self._accept, kill_rest=False, ended=_log).serve()
 
     def _accept(self) -> Request | None:

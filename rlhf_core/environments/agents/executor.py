@@ -39,7 +39,7 @@ async def _returned(process: EpisodeProcess, policy: Policy) -> Any:
         while True:
             done, _ = await asyncio.wait({receiving, *answers}, return_when=asyncio.FIRST_COMPLETED)
             for answer in done & answers:
-                answer.result()  # what cannot be answered ends the episode
+                answer.result()  # an invalid request ends the episode
                 answers.discard(answer)
             if receiving not in done:
                 continue

@@ -13,7 +13,7 @@ from rlhf_core.data.formats.base import RowError
 from rlhf_core.environments.agents.program import Images
 
 MODEL = "policy"
-# What changes nothing that is sampled here. The seed is the run's, so that episodes repeat with it.
+# Parameters without effect on sampling here. The seed is the run's, so that episodes repeat with it.
 _IGNORED = {
     "seed", "user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key",
     "safety_identifier",

@@ -26,7 +26,7 @@ class CallError(Exception):
 class Call:
     """A completion of the policy as the engine returned it, the record that is trained."""
 
-    number: int  # in the order in which they were asked for, from 0
+    number: int  # in the order of the requests, from 0
     prompt: tuple[int, ...]
     completion: Completion
     messages: Sequence[Mapping[str, Any]] | None = None  # that it answers, where the prompt is of messages

@@ -20,7 +20,7 @@ from rlhf_core.errors import EpisodeError, RecipeError
 from rlhf_core.rewards.servers import shown
 from rlhf_core.rollout.vllm.tool_calls import ParsedReply, ToolCallParser
 
-_GATEWAY = (502, 504)  # statuses of what stands before the server, which is not reached
+_GATEWAY = (502, 504)  # statuses of a proxy, if the server is unreachable
 
 
 class NemoGymEnvironments(Environments):
@@ -89,7 +89,7 @@ class NemoGymEpisode(EpisodeEnvironment):
             return Feedback(done=True)
         if parsed is None:
             return self._calls.unreadable()
-        # Also of the last reply: what calls have done is verified.
+        # The last reply's too: the effects of calls are verified.
         feedback = await self._calls.results(parsed.calls)
         self._items.add_results(feedback.messages)
         return feedback

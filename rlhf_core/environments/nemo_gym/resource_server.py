@@ -117,7 +117,7 @@ class Session:
         limits = aiohttp.ClientTimeout(
             total=self._config.timeout_seconds, sock_connect=min(self._config.timeout_seconds, _CONNECT_SECONDS)
         )
-        # What is compressed could be a thousand times as large: it is not asked for, and not unpacked.
+        # Compressed content could be a thousand times as large: it is not requested, and not unpacked.
         sent = {**self._headers, "Accept-Encoding": "identity"}
         client = aiohttp.ClientSession(
             cookie_jar=self._cookies, timeout=limits, auto_decompress=False, trust_env=True, headers=sent

@@ -23,7 +23,7 @@ from rlhf_core.system.scratch import new_folder, remove, remove_tree
 
 _PROGRAM = Path(__file__).with_name("sandbox_process.py")
 _HOME = str(Path(rlhf_core.__file__).parents[1])
-# Beside the Python installation: what its libraries are linked with, and what every program may read.
+# Beside the Python installation: libraries that it is linked with, and files that every program may read.
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 # All variables of the process: none of the job's. One thread: a library's threads would not be there in a fork.
@@ -39,7 +39,7 @@ _LOADING_SECONDS = 60.0
 class CodeResult:
     """The result of a piece of code."""
 
-    output: str  # what it printed, with its traceback
+    output: str  # its output, with its traceback
     stopped: str  # why it was killed: time, output or files; empty: it ended by itself
     status: int  # its exit status, 0 if it raised nothing
 

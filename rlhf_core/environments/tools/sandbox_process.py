@@ -102,7 +102,7 @@ def _keep(descriptor: int, settings: dict[str, Any], host: int) -> None:
     connection = socket.socket(fileno=3)
     with connection.makefile("r") as lines:
         line = lines.readline()
-    if line.endswith("\n"):  # else who asked has gone
+    if line.endswith("\n"):  # else the caller has gone
         answer = json.dumps(_answer(connection, settings, **json.loads(line)))
         with suppress(BrokenPipeError):
             connection.sendall(answer.encode() + b"\n")
@@ -130,7 +130,7 @@ def _watched(connection: int, pipe: int, folder: str, deadline: float) -> tuple[
     while True:
         for descriptor, _ in poll.poll(1000 * _LOOK_SECONDS):
             if descriptor == connection:
-                return output, "gone"  # who asked
+                return output, "gone"  # the caller
             printed = os.read(pipe, 1 << 16)
             output += printed
             if len(output) > MOST_OUTPUT:
@@ -247,7 +247,7 @@ def _confine(settings: dict[str, Any], folder: str) -> None:
         (resource.RLIMIT_FSIZE, MOST_FILE_BYTES), (resource.RLIMIT_NOFILE, 64),
     ):  # fmt: skip
         resource.setrlimit(kind, (most, most))
-    # Where the job runs as root: no capability is left to it.
+    # Drop all capabilities if the job runs as root.
     _call("capset", (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
     _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _restrict_files(settings["readable"], folder)

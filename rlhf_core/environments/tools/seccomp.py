@@ -38,7 +38,7 @@ _ANY = 0xFFFFFFFFFFFFFFFF  # the mask of a whole argument
 _NO_SET_UID, _OPEN_FOLDER = (0o7000, 0), (0o700, 0o700)  # mask and value of a mode
 _OPEN, _OPENAT, _MKDIR, _MKDIRAT = (2, None), (257, 56), (83, None), (258, 34)
 _FCNTL, _IOCTL, _PRLIMIT, _CLONE3 = (72, 25), (16, 29), (302, 261), (435, 435)
-_TERMINAL_SETTINGS = 0x5401  # TCGETS, by which Python asks whether a file is a terminal
+_TERMINAL_SETTINGS = 0x5401  # TCGETS, by which Python checks for a terminal
 _FCNTL_COMMANDS = (0, 1, 2, 3, 6, 7, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETLK, F_SETLKW, F_DUPFD_CLOEXEC
 _SET_FLAGS, _ASYNC = 4, 0o20000  # F_SETFL, O_ASYNC
 # Allowed if, for each (place, mask, value), the argument's bits in `mask` are `value`; several lines of a call: if one
@@ -77,7 +77,7 @@ def seccomp_filter() -> bytes:
     for numbers in _ALLOWED.values():
         if (number := numbers[column]) is not None:
             program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    # glibc asks for clone3 first, and for clone only where the kernel does not know it.
+    # glibc tries clone3 first, and clone only if the kernel has no clone3.
     program += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
     for numbers, tests in _CONDITIONS:
         if (number := numbers[column]) is not None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     text: str
-    # That is counted: arguments do not fit the schema, or the tool raised or was stopped.
+    # Counted: arguments do not fit the schema, or the tool raised or was stopped.
     problem: Literal["wrong_arguments", "tool_errors"] | None = None
 
 

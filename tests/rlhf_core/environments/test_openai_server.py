@@ -85,7 +85,7 @@ def test_a_reply_that_would_be_tokenised_otherwise_keeps_its_tokens(tokenizer: T
 
     play(calls, agent)
     assert len(joined(calls.completed)) == 1
-    assert calls.made[1].prompt[len(calls.made[0].prompt) :][:3] == odd.token_ids
+    assert calls.completed[1].prompt[len(calls.completed[0].prompt) :][:3] == odd.token_ids
 
 
 def test_changed_history_and_sub_agents_are_branches(tokenizer: Tokenizer) -> None:
