@@ -58,15 +58,15 @@ def test_the_same_text_about_another_image_is_another_sequence(model: Input, tmp
         await chat(client, asks(BLUE), said, {"role": "user", "content": "again"})  # was never said of this image
 
     play(made, agent)
-    first, second, third = made.made
+    first, second, third = made.completed
     assert [Path(image.path).read_bytes() for image in second.images] == [RED, BLUE]
     assert first.images == second.images[:1]
     assert third.images[0].path == second.images[1].path
     assert first.prompt == third.prompt[: len(first.prompt)]  # by tokens alone it would continue the first
-    assert [[call.number for call in each.calls] for each in joined(made.made)] == [[0, 1], [2]]
+    assert [[call.number for call in each.calls] for each in joined(made.completed)] == [[0, 1], [2]]
     assert [[call.number for call in each.calls] for each in joined([first, third])] == [[0], [2]]
     asked = Prompt("row", "a", (1,), {"id": "row", "prompt": []})
-    trajectory = trajectory_of(joined(made.made), asked, made.tokenizer.decode, 1.0)
+    trajectory = trajectory_of(joined(made.completed), asked, made.tokenizer.decode, 1.0)
     assert (trajectory.prompt.images, trajectory.feedback_images) == (third.images, ())
     assert [branch.images for branch in trajectory.branches] == [second.images]
     batch = pack_trajectories([trajectory], open_processor(model.folder))
@@ -93,7 +93,7 @@ def test_the_images_of_a_row_are_asked_about_as_they_are(model: Input, tmp_path:
         await chat(client, *row["prompt"])
 
     play(made, agent)
-    (call,) = made.made
+    (call,) = made.completed
     assert call.messages == said
     assert [Path(image.path).read_bytes() for image in call.images] == [file]
     assert prompt.row["prompt"] is said  # the record of the row is as it was
@@ -129,7 +129,7 @@ def test_what_is_no_image_of_the_request_itself_is_refused(
         assert problem in refused.value.body["message"]
 
     play(made, agent)
-    assert made.made == []
+    assert made.completed == []
 
 
 def test_images_of_others_than_the_user_are_refused(model: Input, tmp_path: Path) -> None:

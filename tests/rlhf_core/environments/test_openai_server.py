@@ -298,7 +298,7 @@ def test_a_key_opens_its_own_episode_and_only_while_it_is_played(tokenizer: Toke
                 await chat(AsyncOpenAI(base_url=over[0], api_key=over[1], max_retries=0), QUESTION)
             said = await chat(AsyncOpenAI(base_url=other_url, api_key=other_key), QUESTION)
             assert said.choices[0].message.content == "b"
-        assert (len(one.made), len(other.made)) == (0, 1)
+        assert (len(one.completed), len(other.completed)) == (0, 1)
         with pytest.raises(openai.APIConnectionError):
             await chat(AsyncOpenAI(base_url=url, api_key=key, max_retries=0), QUESTION)
 
