@@ -1,4 +1,4 @@
-"""Preference pairs of the recipes on SmolLM2: human ones, from a package's demonstrations, and made ones for tasks."""
+"""Preference pairs of the recipes on SmolLM2: people's, from a package's demonstrations, and made ones for tasks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SHA256 = "b949be2421cfa62744afcf1b479f95b299d643d1a4c1c97d1341b314a1aa5cb3"  # 
 
 
 def human_pairs(max_characters: int) -> list[Row]:
-    """Return the package's 300 English pairs whose prompt and longer completion have at most `max_characters`.
+    """The English pairs of the package's 300 whose prompt and longer completion have at most `max_characters`.
 
-    A reward model rejects pairs that are longer than its `max_length`, so the long ones are left out here.
-    Raises RuntimeError if pip cannot download the package, or its content has changed.
+    A reward model refuses pairs that are longer than its `max_length`, so the long ones are left out here.
+    Raises RuntimeError if pip cannot download the package, or it holds something else than it did.
     """
     rows = []
     for row in _pairs():
@@ -37,16 +37,13 @@ def human_pairs(max_characters: int) -> list[Row]:
 
 
 def pairs_of_part(part: str) -> list[Row]:
-    """Return all pairs of the package: every third is `held_out`, the others are `training`.
-
-    Raises as `human_pairs` does.
-    """
+    """All pairs of the package: every third is `held_out`, the others are `training`. Raises as `human_pairs` does."""
     parts = {"training": (1, 2), "held_out": (0,)}
     return [row for index, row in enumerate(_pairs()) if index % 3 in parts[part]]
 
 
 def task_pairs(tasks: Mapping[str, Mapping[str, Any]], seed: int, size: int) -> list[Row]:
-    """Return `size` pairs of each reasoning-gym task of the recipe: its answer over a wrong one of the same form.
+    """`size` pairs of each reasoning-gym task of the recipe: its answer is chosen over a wrong one of the same form.
 
     tasks: chain_sum and word_sorting, with the options of their generators.
     """
