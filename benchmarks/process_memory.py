@@ -52,11 +52,11 @@ class ProcessWatch:
         return float(max(0.0, last[1] - first[1]) / ((last[0] - first[0]) * psutil.cpu_count()))
 
     def _watch(self) -> None:
-        self._look()
+        self._sample()
         while not self._stop.wait(self._interval):
-            self._look()
+            self._sample()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         try:
             tree = [self._root, *self._root.children(recursive=True)]
         except psutil.NoSuchProcess:

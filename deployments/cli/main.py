@@ -42,7 +42,7 @@ class _Commands(TyperGroup):
             message = explanation(error)
             if message is None:
                 raise
-            _say(message)
+            _print_error(message)
             sys.exit(1)
 
     def invoke(self, ctx: Any) -> Any:
@@ -78,13 +78,13 @@ def _usage(error: TyperException, ctx: Any) -> str:
     return f"{what}; `{place.command_path} --help` describes what may be given{more}"
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     if text:
         print(f"error: {text}", file=sys.stderr or sys.stdout, flush=True)
 
 
 def _ended(text: str, code: int = 1) -> typer.Exit:
-    _say(text)
+    _print_error(text)
     return typer.Exit(code)
 
 

@@ -12,7 +12,7 @@ from prefect.settings import get_current_settings
 from pydantic import ValidationError
 
 from rlhf_core.errors import StackError
-from rlhf_core.system.notes import said_after
+from rlhf_core.system.notes import printed_after
 
 
 def prefect_api() -> str:
@@ -32,7 +32,7 @@ _SILENT_SECONDS = 5.0  # Prefect's client tries again for a minute, without a wo
 def asking_for(deployment: str, api: str) -> Iterator[None]:
     """Raise StackError if the server at `api` does not respond as Prefect does, or has no such deployment."""
     try:
-        with answers_of(api), said_after(_SILENT_SECONDS, f"waiting for the Prefect server at {api}"):
+        with answers_of(api), printed_after(_SILENT_SECONDS, f"waiting for the Prefect server at {api}"):
             yield
     except ObjectNotFound as error:
         raise StackError(f"the Prefect server at {api} has no deployment {deployment}: run `alignment up`") from error

@@ -40,24 +40,24 @@ class EngineHandle:
         texts. Raises ValueError beyond the limits of the episode, or of the context.
         """
         request = {"token_ids": list(token_ids), "max_tokens": max_tokens, "stop": list(stop)}
-        return Reply(**await self._ask("generate", request))
+        return Reply(**await self._request("generate", request))
 
     async def encode(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[int]:
         """Tokenize messages with the policy's chat template and generation prompt."""
-        tokens: list[int] = await self._ask("encode", {"messages": list(messages), "tools": tools})
+        tokens: list[int] = await self._request("encode", {"messages": list(messages), "tools": tools})
         return tokens
 
     async def tokenize(self, text: str) -> list[int]:
         """Tokenize a text alone, without special tokens."""
-        tokens: list[int] = await self._ask("tokenize", {"text": text})
+        tokens: list[int] = await self._request("tokenize", {"text": text})
         return tokens
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens, dropping special tokens."""
-        text: str = await self._ask("decode", {"token_ids": list(token_ids)})
+        text: str = await self._request("decode", {"token_ids": list(token_ids)})
         return text
 
-    async def _ask(self, method: str, arguments: Mapping[str, Any]) -> Any:
+    async def _request(self, method: str, arguments: Mapping[str, Any]) -> Any:
         loop = asyncio.get_running_loop()
         if self._reading is None:
             self._reading = loop.create_task(self._read())

@@ -153,9 +153,9 @@ class ForkServer:
                     _kill(process)
                 _, status, used = os.wait4(process, 0)
                 if process in self._lifelines:
-                    self._tell(process, os.waitstatus_to_exitcode(status), used)
+                    self._report_end(process, os.waitstatus_to_exitcode(status), used)
 
-    def _tell(self, process: int, status: int, used: resource.struct_rusage) -> None:
+    def _report_end(self, process: int, status: int, used: resource.struct_rusage) -> None:
         if self._ended is not None:
             self._ended(process, status, used)
         if (lifeline := self._lifelines.pop(process)) is not None:

@@ -111,13 +111,13 @@ def split_examples(dataset: Input, examples: StoredExamples, seed: int) -> tuple
     for index, row_id in enumerate(examples.values("row_id")):
         indices_of[row_id].append(index)
     # A mix may repeat a row, all of whose examples go to one side.
-    rows = {row["id"]: _asking(row) for row in iterate_rows(dataset.folder) if row["id"] in indices_of}
+    rows = {row["id"]: _prompt_part(row) for row in iterate_rows(dataset.folder) if row["id"] in indices_of}
     parts = split_by_prompt(list(rows.values()), seed)
     trained, held_out = (examples.select(i for row in part for i in indices_of[row["id"]]) for part in parts)
     return trained, held_out
 
 
-def _asking(row: Row) -> Row:
+def _prompt_part(row: Row) -> Row:
     """Return the part of the row that identifies its prompt."""
     prompt = json.dumps(row["prompt"], sort_keys=True)
     return {"id": row["id"], "prompt": hashlib.sha256(prompt.encode()).hexdigest()}

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def said_after(seconds: float, text: str) -> Iterator[None]:
+def printed_after(seconds: float, text: str) -> Iterator[None]:
     """Print `text` to standard error if the context has not ended after `seconds`."""
     timer = threading.Timer(seconds, lambda: print(text, file=sys.stderr, flush=True))
     timer.daemon = True

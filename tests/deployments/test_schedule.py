@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from deployments.cli.main import app
 from deployments.cli.scheduling import Schedule
 from rlhf_core.errors import RecipeError
-from rlhf_core.system.notes import said_after
+from rlhf_core.system.notes import printed_after
 from tests.services import LOOPBACK, free_ports, http_server
 
 pytestmark = pytest.mark.system
@@ -125,8 +125,8 @@ def test_a_setting_that_prefect_cannot_read(setting: str) -> None:
 
 
 def test_who_waits_long_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with said_after(60.0, "not yet"):
+    with printed_after(60.0, "not yet"):
         pass
-    with said_after(0.01, "waiting"):
+    with printed_after(0.01, "waiting"):
         time.sleep(0.5)
     assert capsys.readouterr().err == "waiting\n"
