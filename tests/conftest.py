@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import defaultdict
@@ -16,6 +17,7 @@ from deployments.stack.environment import RECIPES
 from rlhf_core.processes.child_process import ChildProcess
 from tests import plugin
 from tests.cluster import prefect_api, ray_address, ray_folder, warm_socket
+from tests.forked_children import forked_children
 from tests.services import S3Server, s3_prefix
 
 __all__ = [
@@ -91,6 +93,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
 
 
+def pytest_collection_finish() -> None:
+    """What was imported is never collected: DeepSpeed collects at each start of an engine, half a second each time."""
+    gc.collect()
+    gc.freeze()
+
+
 class Scheduling(LoadScopeScheduling):
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         config.option.loadscopereorder = False
@@ -135,6 +143,15 @@ def store_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def engine_process() -> Iterator[ChildProcess]:
-    """One for all engines of the session, since importing vLLM is what takes the time."""
-    with ChildProcess("the engines' process") as process:
+    """One for all engines of the session."""
+    with forked_children():
+        process = ChildProcess("the engines' process")
+    with process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[None]:
+    """Each ChildProcess is a fork."""
+    with forked_children():
+        yield

@@ -17,7 +17,7 @@ from rlhf_core.testing.environment import EnvironmentContract
 from tests.rlhf_core.chat.families import byte_level
 from tests.rlhf_core.stages.context import LocalContext
 
-pytestmark = pytest.mark.parts
+pytestmark = [pytest.mark.parts, pytest.mark.usefixtures("forked")]
 
 ROW = {"id": "row", "prompt": [{"role": "user", "content": "a?"}], "answer": "b"}
 FOLDER = Path(__file__).parents[1] / "rlhf_core" / "environments"

@@ -17,7 +17,9 @@ import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
+from deployments.cli.main import app
 from rlhf_core.chat.encoding import decode_completion, encode_prompt, load_tokenizer, stop_token_ids
 from rlhf_core.config.engines.rollout import SamplingConfig
 from rlhf_core.errors import StageError
@@ -174,16 +176,16 @@ def test_a_request_that_the_server_refuses_is_an_error(server: httpx.Client, fol
         list(other.reply("hello"))
 
 
-@pytest.mark.slow("starts vLLM's server")
-def test_generate_says_how_far_it_is_and_nothing_else(folder: Path, tmp_path: Path) -> None:
-    rollout = ["--rollout", "cpu_cache_gib=0.05", "--rollout", "threads=1"]
-    environment = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
-    asked = ["generate", str(folder), "--lines", "--max-tokens", "4", *rollout]
-    done = subprocess.run(
-        [sys.executable, "-m", "deployments.cli.main", *asked],
-        input="hello\n", capture_output=True, text=True, check=True, timeout=600, cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(Path(__file__).parents[2]), "ALIGNMENT_STACK_DIR": str(tmp_path / "no")},
-    )  # fmt: skip
+@pytest.mark.usefixtures("forked")
+def test_generate_says_how_far_it_is_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("deployments.cli.sampling.end_in_order", lambda: None)  # of this process's signals
+    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no"))
+    monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
+    asked = ["generate", str(folder), "--lines", "--max-tokens", "4", "--rollout", "cpu_cache_gib=0.05"]
+    done = CliRunner().invoke(app, asked, input="hello\n")
+    assert (done.exit_code, capfd.readouterr().err) == (0, "")
     assert done.stderr == f"1 prompts; loading {folder}\n1 of 1 prompts completed\n"
     assert [row["prompt"] for row in map(json.loads, done.stdout.splitlines())] == [
         [{"role": "user", "content": "hello"}]

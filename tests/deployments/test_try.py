@@ -76,13 +76,18 @@ def slow():
 def broken():
     raise RuntimeError("no rows today")
 """
-# The command; with a breakpoint in a method of the ranks where it comes to them.
+# The command: with a breakpoint in a method of the ranks where it comes to them, or with an engine that starts at once.
 PROGRAM = """
-import sys
+import os, sys
 if __name__ == "__main__":
     from deployments.cli.main import app
 
-    if "rl" in sys.argv:
+    if "QUICK_ENGINE" in os.environ:
+        from rlhf_core.stages.in_process import InProcessCluster
+        from tests.rlhf_core.rl.torch_engine import torch_engine
+
+        InProcessCluster.__init__.__defaults__ = (torch_engine,)
+    elif "rl" in sys.argv:
         from rlhf_core.supervised.sft import LanguageModelWorker
 
         train = LanguageModelWorker.train
@@ -207,8 +212,9 @@ def test_a_breakpoint_in_the_users_own_code_opens_a_prompt(place: Workplace, tri
                  "rl.environment={type: function, path: game.py, max_turns: 1, timeout_seconds: 1}")  # fmt: skip
     answers = itertools.cycle(["p 'seen', 6 * 7", "import time; time.sleep(1.5)", "c"])
     environment = {name: value for name, value in place.environment.items() if name != "PYTHONBREAKPOINT"}
+    environment["QUICK_ENGINE"] = "1"
     status, shown = in_terminal(
-        [sys.executable, "-m", "deployments.cli.main", "try", "small.yaml", "rl", *overrides],
+        [sys.executable, str(place.folder / "program.py"), "try", "small.yaml", "rl", *overrides],
         place.folder, environment, answers,
     )  # fmt: skip
     assert status == 0, shown

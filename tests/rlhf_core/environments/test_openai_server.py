@@ -20,7 +20,7 @@ from rlhf_core.episodes.calls import Calls, joined
 from rlhf_core.rollout.vllm.tool_calls import ParsedReply, ToolCall, ToolCallParser
 from tests.rlhf_core.environments.policies import completed, policy, tokenizer_in
 
-pytestmark = pytest.mark.parts
+pytestmark = [pytest.mark.parts, pytest.mark.usefixtures("forked")]
 
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 SHOWN: Any = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,QQ=="}}]}

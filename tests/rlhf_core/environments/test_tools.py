@@ -30,7 +30,7 @@ from rlhf_core.rollout.vllm.tool_calls import ParsedReply, ToolCallParser
 from tests.rlhf_core.chat.families import TURNS, byte_level
 from tests.rlhf_core.stages.supervised_runs import context_of
 
-pytestmark = pytest.mark.parts
+pytestmark = [pytest.mark.parts, pytest.mark.usefixtures("forked")]
 
 FILE = Path(__file__).with_name("tool_functions.py")
 CHATML = byte_level(SHIPPED["chatml"].text)

@@ -1,12 +1,11 @@
 """Runs in processes of their own that a test kills with SIGKILL at a moment that it chose, and then runs again.
 
-The process is forked from a server that has imported everything, so that one more attempt costs little. At the chosen
+The process is a fork of one that has imported everything, so that one more attempt costs little. At the chosen
 moment it says so by a file, and waits to be killed.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,10 +24,9 @@ from rlhf_core.config.engines.placement import Placement
 from rlhf_core.contract import Input
 from rlhf_core.stages.in_process import InProcessCluster, OpenEngine, vllm_in_child
 from rlhf_core.training.group import InlineGroup
+from tests.forked_children import FORKS
 from tests.rlhf_core.stages.context import LocalContext, wait_for_checkpoint
 
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["deepspeed", "rlhf_core.stages.sft", "rlhf_core.rl.worker", __name__])
 SECONDS = 480.0
 
 
@@ -44,7 +42,7 @@ def hold(folder: Path) -> None:
 
 def start(function: Callable[..., None], *args: Any) -> BaseProcess:
     """A run in a process of its own."""
-    process = _PROCESSES.Process(target=function, args=args)
+    process = FORKS.Process(target=function, args=args)
     process.start()
     return process
 

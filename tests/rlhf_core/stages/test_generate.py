@@ -181,8 +181,10 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], message:
 
 
 @pytest.mark.slow("starts vLLM")
-def test_a_real_engine_gives_the_log_probs_of_the_model(inputs: dict[str, Input], tmp_path: Path) -> None:
-    output = generate.run(settings(rewards={}), inputs, context_of(tmp_path, inputs), InProcessCluster())
+def test_a_real_engine_gives_the_log_probs_of_the_model(
+    inputs: dict[str, Input], in_process: InProcessCluster, tmp_path: Path
+) -> None:
+    output = generate.run(settings(rewards={}), inputs, context_of(tmp_path, inputs), in_process)
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(inputs["model"].folder),
         load_tokenizer(inputs["model"].folder),

@@ -69,7 +69,7 @@ def write_model(folder: Path, *, always_ends: bool = False) -> Path:
 
 
 @pytest.fixture(scope="module")
-def completions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Input, Input]:
+def completions(in_process: InProcessCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Input, Input]:
     """A model, and what vLLM sampled of it."""
     folder = tmp_path_factory.mktemp("sampled")
     inputs = {
@@ -80,7 +80,7 @@ def completions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Input, Input]
         "rewards": {"marked": {"type": "verifier", "pattern": r"(<answer>)"}},
         "rollout": {"max_length": 60, "cpu_cache_gib": 0.05, "cpus_per_engine": 0.5},
     }))  # fmt: skip
-    made = generate.run(config, inputs, context_of(folder / "work", inputs), InProcessCluster())
+    made = generate.run(config, inputs, context_of(folder / "work", inputs), in_process)
     return inputs["model"], local_input(made.folder, Kind.DATASET)
 
 
