@@ -90,7 +90,11 @@ def mixed(weights: tuple[float, float], stop: str = "first_exhausted", *, again:
             )
         ),
         (
-            both(lambda r, root: (root / "rewards.py").unlink(), lambda r, root: os.mkfifo(root / "rewards.py")),
+            both(
+                put("rl", "ppo", "rewards", "own", value={"type": "function", "path": "rewards.py"}),
+                lambda r, root: (root / "rewards.py").unlink(),
+                lambda r, root: os.mkfifo(root / "rewards.py"),
+            ),
             "rl.ppo.rewards.own: rewards.py: is a named pipe, not a file",
         ),
         (file("talks.jsonl", "\n"), "data.talks: talks.jsonl: the file has no rows"),

@@ -21,24 +21,24 @@ def test_the_table_of_stages_names_checks_that_are_there() -> None:
     assert all(callable(load_function(stage.checks)) for stage in STAGES.values() if stage.checks)
 
 
-def test_a_right_recipe_passes(problems: Problems) -> None:
-    assert problems(None) == []
+def test_a_right_recipe_passes(problems_of_code: Problems) -> None:
+    assert problems_of_code(None) == []
 
 
-def test_all_problems_are_said_at_once(problems: Problems) -> None:
+def test_all_problems_are_said_at_once(problems_of_code: Problems) -> None:
     def change(recipe: dict[str, Any], root: Path) -> None:
         (root / "talks.jsonl").unlink()
         (root / "rewards.py").write_text("")
         recipe["base"]["source"]["heads"] = 3
 
-    assert [problem.partition(":")[0] for problem in problems(change)] == [
+    assert [problem.partition(":")[0] for problem in problems_of_code(change)] == [
         "data.talks",
         "rl.ppo.rewards.own",
         "base.source",
     ]
 
 
-def test_what_no_stage_uses_is_not_checked(problems: Problems) -> None:
+def test_what_no_stage_uses_is_not_checked(problems_of_code: Problems) -> None:
     def change(recipe: dict[str, Any], root: Path) -> None:
         (root / "pairs.jsonl").unlink()
         recipe["rl"] |= {
@@ -47,4 +47,4 @@ def test_what_no_stage_uses_is_not_checked(problems: Problems) -> None:
         }
         recipe["rl"]["ppo"]["rewards"]["own"]["path"] = "no.py"
 
-    assert problems(change) == []
+    assert problems_of_code(change) == []

@@ -140,8 +140,10 @@ pytestmark = pytest.mark.parts
         ),
     ],
 )
-def test_one_thing_wrong_with_a_reward_is_one_sentence(problems: Problems, change: Change, expected: str) -> None:
-    said = problems(change)
+def test_one_thing_wrong_with_a_reward_is_one_sentence(
+    problems_of_code: Problems, change: Change, expected: str
+) -> None:
+    said = problems_of_code(change)
     assert any(expected in problem for problem in said), said
 
 
@@ -213,16 +215,18 @@ REWARD = "def reward(completions, prompts, rows): return [0.0]\n"
         (both(file("json.py", ""), shipping("json.py")), "has the name of an installed module: rename it"),
     ],
 )  # fmt: skip
-def test_code_that_a_job_could_not_load_is_one_sentence(problems: Problems, change: Change, expected: str) -> None:
-    said = problems(change)
+def test_code_that_a_job_could_not_load_is_one_sentence(
+    problems_of_code: Problems, change: Change, expected: str
+) -> None:
+    said = problems_of_code(change)
     assert any(expected in problem for problem in said), said
     assert all(len(problem) < 500 for problem in said)
 
 
 @pytest.mark.parametrize("text", ["while True: pass", "import os, signal; os.kill(os.getpid(), 9)", "print('{}')"])
-def test_a_file_cannot_hurt_its_check(problems: Problems, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_a_file_cannot_hurt_its_check(problems_of_code: Problems, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(preflight_loading, "LOADING_SECONDS", 5.0)
-    said = problems(file("rewards.py", f"{text}\n{REWARD}"))
+    said = problems_of_code(file("rewards.py", f"{text}\n{REWARD}"))
     expected = {
         "w": "could not be loaded within 5 s and was stopped",
         "i": "its process was killed (signal 9), usually because memory ran out, while it ran the file",
@@ -232,9 +236,11 @@ def test_a_file_cannot_hurt_its_check(problems: Problems, monkeypatch: pytest.Mo
     assert any(expected in problem for problem in said) if expected else said == []
 
 
-def test_files_go_with_the_function(problems: Problems) -> None:
+def test_files_go_with_the_function(problems_of_code: Problems) -> None:
     beside = both(file("beside.py", "from kit import word"), file("kit/__init__.py", "word = 1"))
     assert (
-        problems(both(beside, file("rewards.py", f"import beside\n{REWARD}"), shipping("beside.py", "kit/__init__.py")))
+        problems_of_code(
+            both(beside, file("rewards.py", f"import beside\n{REWARD}"), shipping("beside.py", "kit/__init__.py"))
+        )
         == []
     )
