@@ -32,7 +32,6 @@ MIXED = [(["red"], 9), ([], 15), (["blue", "red"], 4), ([], 12), ([], 21), (["re
 SPLITS: dict[str, tuple[dict[str, Any], int]] = {
     "plain": ({"zero_stage": 0}, 18),
     "checkpointed": ({"zero_stage": 1, "gradient_checkpointing": True}, 18),
-    "sharded": ({"zero_stage": 2}, 18),
     "frozen": ({"zero_stage": 2, "freeze_vision": True}, 18),
 }
 

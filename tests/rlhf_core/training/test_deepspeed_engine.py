@@ -1,8 +1,7 @@
-"""DeepSpeed on one rank; two ranks are in tests/rlhf_core/actors/test_training_ranks.py."""
+"""DeepSpeed on one rank, beside tests/contracts; two are in tests/rlhf_core/actors/test_training_ranks.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,26 +42,23 @@ def weights_after(
     return metrics, state
 
 
-SPLITS: list[Callable[[], list[PackedBatch]]] = [
-    lambda: [batch()],
-    lambda: [select(batch(), [i]) for i in range(4)],
-    lambda: [select(batch(), [2, 0]), select(batch(), [3, 1])],
-]
+def one_by_one() -> list[PackedBatch]:
+    return [select(batch(), [i]) for i in range(4)]
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_the_update_is_the_same_for_any_split_and_stage(folder: Path, stage: int) -> None:
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_update_is_the_same_at_each_stage(folder: Path, stage: int) -> None:
     expected_metrics, expected = weights_after(build(folder, zero_stage=0), [batch()])
-    for split in SPLITS:
-        metrics, weights = weights_after(build(folder, zero_stage=stage), split())
-        assert [m.means["tokens"] for m in metrics] == [TOKENS, TOKENS]
-        for got, wanted in zip(metrics, expected_metrics, strict=True):
-            assert over_steps([got]) == pytest.approx(over_steps([wanted]), rel=1e-5)
-        for name, wanted_weight in expected.items():
-            torch.testing.assert_close(weights[name], wanted_weight, rtol=1e-5, atol=1e-5)
+    halves = [select(batch(), [2, 0]), select(batch(), [3, 1])]
+    metrics, weights = weights_after(build(folder, zero_stage=stage), halves)
+    assert [m.means["tokens"] for m in metrics] == [TOKENS, TOKENS]
+    for got, wanted in zip(metrics, expected_metrics, strict=True):
+        assert over_steps([got]) == pytest.approx(over_steps([wanted]), rel=1e-5)
+    for name, wanted_weight in expected.items():
+        torch.testing.assert_close(weights[name], wanted_weight, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [2, 3])
 def test_a_model_may_have_an_odd_number_of_parameters(folder: Path, stage: int) -> None:
     """DeepSpeed refuses buckets of an odd size."""
     model = PolicyModel(load_causal_model(folder, dtype=torch.float32, attention="sdpa"))
@@ -79,7 +75,7 @@ def test_bfloat16_keeps_float32_masters_and_gradient_sums(folder: Path, stage: i
     assert before is not None
     assert {tensor.dtype for tensor in before.values()} == {torch.bfloat16}
     exact, _ = weights_after(build(folder, zero_stage=0), [batch()], steps=1)
-    metrics, _ = weights_after(engine, SPLITS[1](), steps=1)
+    metrics, _ = weights_after(engine, one_by_one(), steps=1)
     assert metrics[0].gradient_norm == pytest.approx(exact[0].gradient_norm, rel=0.02)
     sharded = engine._engine.optimizer
     masters = sharded.fp32_partitioned_groups_flat if stage == 3 else sharded.single_partition_of_fp32_groups
@@ -119,13 +115,11 @@ def test_the_rate_follows_the_schedule_and_the_norm_is_that_before_clipping(fold
     assert metrics[0].gradient_norm > OPTIMIZER.max_gradient_norm
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_a_forward_changes_nothing_and_has_no_gradient(folder: Path, stage: int) -> None:
+def test_a_forward_is_that_of_the_model(folder: Path) -> None:
     plain = PolicyModel(load_causal_model(folder, dtype=torch.float32, attention="sdpa"))
-    for trained in (True, False):
-        engine = build(folder, zero_stage=stage, optimizer=OPTIMIZER if trained else None)
+    for optimizer in (OPTIMIZER, None):
+        engine = build(folder, zero_stage=2, optimizer=optimizer)
         first, second = engine.forward([batch(), select(batch(), [1])], logprobs)
-        assert not first.requires_grad
         torch.testing.assert_close(first, plain(batch())[0], rtol=0, atol=1e-5)
         torch.testing.assert_close(second, plain(select(batch(), [1]))[0], rtol=0, atol=1e-5)
 
@@ -139,14 +133,13 @@ def test_a_frozen_engine_takes_no_step(folder: Path) -> None:
     "settings",
     [
         {"zero_stage": 2, "offload_optimizer": True},
-        {"zero_stage": 3, "offload_parameters": True},
         {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True},
     ],
     ids=str,
 )
 def test_offloading_in_bfloat16_takes_the_same_steps(folder: Path, settings: dict[str, Any]) -> None:
-    expected_metrics, expected = weights_after(build(folder, dtype="bfloat16", zero_stage=2), SPLITS[1](), steps=3)
-    metrics, weights = weights_after(build(folder, dtype="bfloat16", **settings), SPLITS[1](), steps=3)
+    expected_metrics, expected = weights_after(build(folder, dtype="bfloat16", zero_stage=2), one_by_one(), steps=3)
+    metrics, weights = weights_after(build(folder, dtype="bfloat16", **settings), one_by_one(), steps=3)
     for got, wanted in zip(metrics, expected_metrics, strict=True):
         assert over_steps([got]) == pytest.approx(over_steps([wanted]), rel=1e-2)
     for name, wanted_weight in expected.items():
@@ -160,7 +153,7 @@ def test_a_reference_in_main_memory_says_the_same(folder: Path) -> None:
     torch.testing.assert_close(frozen.forward([batch()], logprobs)[0], plain(batch())[0], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [0, 2])
 def test_an_adapter_alone_is_in_the_state(folder: Path, stage: int) -> None:
     engine = build(folder, lora=LoraConfig(rank=2), zero_stage=stage)
     metrics, state = weights_after(engine, [batch()])
@@ -170,7 +163,7 @@ def test_an_adapter_alone_is_in_the_state(folder: Path, stage: int) -> None:
     assert state["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"].abs().max() > 0
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_with_the_adapter_off_it_is_the_base(folder: Path, stage: int) -> None:
     plain = PolicyModel(load_causal_model(folder, dtype=torch.float32, attention="sdpa"))
     engine = build(folder, lora=LoraConfig(rank=2), zero_stage=stage)
@@ -182,7 +175,7 @@ def test_with_the_adapter_off_it_is_the_base(folder: Path, stage: int) -> None:
     assert engine.step([batch()], loss).gradient_norm > 0
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_a_scalar_model_trains_its_head_and_its_backbone(folder: Path, stage: int) -> None:
     engine = DeepSpeedEngine(
         ScalarModel(load_scalar_model(folder, dtype=torch.float32, attention="sdpa")),

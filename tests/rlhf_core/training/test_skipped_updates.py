@@ -47,16 +47,18 @@ def state(engine: DeepSpeedEngine) -> list[Tensor]:
     return [tensor.clone() for tensor in (*weights.values(), *moments)]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "muon"])
+ADAMW, MUON = OPTIMIZERS
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("optimizer", "settings"),
     [
-        {"zero_stage": 0},
-        {"zero_stage": 1},
-        {"zero_stage": 2},
-        {"zero_stage": 3},
-        {"zero_stage": 2, "dtype": "bfloat16"},
-        {"zero_stage": 3, "dtype": "bfloat16"},
+        (ADAMW, {"zero_stage": 0}),
+        (ADAMW, {"zero_stage": 1}),
+        (MUON, {"zero_stage": 2}),
+        (ADAMW, {"zero_stage": 2, "dtype": "bfloat16"}),
+        (ADAMW, {"zero_stage": 3}),
+        (MUON, {"zero_stage": 3, "dtype": "bfloat16"}),
     ],
     ids=str,
 )

@@ -137,7 +137,7 @@ def test_the_gradient_is_that_of_one_plain_pass(folder: Path, answers: Answers) 
     model = load_causal_model(folder / "dense", dtype=torch.float64, attention="eager")
     loss(PolicyModel(model), batch())[0].backward()
     names = {key.split("/")[0] for key in answers[1] if key.startswith("gradient")}
-    assert len(names) == (2 * 3 + 1) * 3
+    assert len(names) == 4 * 3
     for name in names:
         found = of(answers, name)
         for key, parameter in model.named_parameters():
@@ -146,21 +146,21 @@ def test_the_gradient_is_that_of_one_plain_pass(folder: Path, answers: Answers) 
             assert distance < 1e-5 * parameter.grad.norm(), f"{name}: {key}"
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_both(answers: Answers, stage: int) -> None:
     for numbers in answers[0]:
         found = numbers[f"skipped {stage}"]
         assert found == {"skipped": True, "in a row": 1, "unchanged": True, "goes on": True}
 
 
-@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("stage", [2, 3])
 def test_muon_takes_the_reference_steps(folder: Path, answers: Answers, stage: int) -> None:
     found = of(answers, f"muon {stage}")
     for name, wanted in reference_steps(folder / "dense", 3).items():
         torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("what", ["optimizer 1", "optimizer 2", "parameters", "everything"])
+@pytest.mark.parametrize("what", ["optimizer", "everything"])
 def test_offloading_changes_no_update(answers: Answers, what: str) -> None:
     expected = of(answers, "offload nothing")
     for name, found in of(answers, f"offload {what}").items():
@@ -170,15 +170,14 @@ def test_offloading_changes_no_update(answers: Answers, what: str) -> None:
     assert plain["tokens"] == TOKENS
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_experts_are_balanced_over_both(folder: Path, answers: Answers, stage: int) -> None:
+def test_experts_are_balanced_over_both(folder: Path, answers: Answers) -> None:
     engine = build(folder / "experts", optimizer=OPTIMIZER, zero_stage=0)
     for _ in range(2):
         expected = balanced_step(engine, [batch()])
-    assert answers[0][0][f"experts {stage}"] == pytest.approx(over_steps([expected]), rel=1e-5)
+    assert answers[0][0]["experts"] == pytest.approx(over_steps([expected]), rel=1e-5)
     weights = engine.full_state_dict()
     assert weights is not None
-    for name, found in of(answers, f"experts {stage}").items():
+    for name, found in of(answers, "experts").items():
         torch.testing.assert_close(found, weights[name], rtol=1e-5, atol=1e-5, msg=name)
 
 
@@ -198,18 +197,17 @@ def test_ranks_start_with_equal_weights_and_drop_out_differently(answers: Answer
     assert one["logprobs"] != other["logprobs"]
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_validation_is_over_both_ranks_and_changes_nothing(folder: Path, answers: Answers, stage: int) -> None:
+def test_validation_is_over_both_ranks_and_changes_nothing(folder: Path, answers: Answers) -> None:
     model = load_causal_model(folder / "dense", dtype=torch.float64, attention="eager")
     expected = float(loss(PolicyModel(model), batch())[0])
-    one, other = (numbers[f"validation {stage}"] for numbers in answers[0])
+    one, other = (numbers["validation"] for numbers in answers[0])
     assert one["measured"] == other["measured"] == {"loss": pytest.approx(expected, rel=1e-5)}
     assert (one["unchanged"], other["unchanged"]) == (True, True)
     assert (len(one["kept"]) > 0, other["kept"]) == (True, [])
     assert (one["restored"], other["restored"]) == (["restored"], [])
 
 
-@pytest.mark.parametrize("name", ["plain", "teacher", "both"])
+@pytest.mark.parametrize("name", ["plain", "sharded"])
 def test_a_teacher_may_be_sharded(folder: Path, answers: Answers, tmp_path: Path, name: str) -> None:
     worker = distillation_worker(folder, tmp_path, 0, 0)
     (metrics,) = worker.train([Shard([batch()], TOKENS, len(SEQUENCES))])
@@ -228,8 +226,8 @@ def test_a_step_of_each_method_is_that_of_one_rank(folder: Path, answers: Answer
     """One rank's step is compared with plain torch in float64 in tests/rlhf_core/supervised."""
     worker, metrics = one_step(method, folder, tmp_path, zero_stage=0)
     wanted = {**metrics.means, "norm": metrics.gradient_norm}
-    for stage in (0, 3):
-        one, other = (numbers[f"{method} {stage}"] for numbers in answers[0])
+    for name in {f"{method} 0", f"{method} 3"} & answers[0][0].keys():
+        one, other = (numbers[name] for numbers in answers[0])
         assert one == other == pytest.approx(wanted, rel=1e-5)
     found = of(answers, f"{method} 0")
     for name, value in gradient(worker.engine).items():
