@@ -17,7 +17,7 @@ from rlhf_core.system.image_decoding import encoded_image
 from tests.rlhf_core.pictures import vision_model
 from tests.services import LOOPBACK, free_ports
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 
 def logprobs(client: httpx.Client, content: bytes) -> list[float]:

@@ -23,7 +23,7 @@ from rlhf_core.packing import pack
 from rlhf_core.types import PackedBatch
 from tests.gpu import float64
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("benchmarks")
 
 # Heads of 64 and 128, for which a GPU has kernels of flash attention; several groups of key heads.
 CONFIGS: Mapping[str, Any] = {

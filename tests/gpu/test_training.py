@@ -16,7 +16,7 @@ from tests.gpu import float64
 from tests.rlhf_core.training.muon_reference import reference_steps
 from tests.rlhf_core.training.tiny_engine import MUON, OPTIMIZER, TOKENS, batch, build, loss, tiny_model
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("benchmarks")
 
 SETTINGS: list[dict[str, Any]] = [
     {"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3},

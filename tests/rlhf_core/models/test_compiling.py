@@ -41,6 +41,7 @@ def gradient(policy: PolicyModel) -> Tensor:
     return torch.cat([p.grad.flatten().float() for p in policy.parameters() if p.grad is not None])
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.slow("torch compiles layers")
 def test_compiled_layers_compute_what_plain_ones_do_with_gradients_and_without() -> None:
     plain = PolicyModel(small_model(small_config("llama"), dtype=torch.bfloat16))

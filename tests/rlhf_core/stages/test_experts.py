@@ -108,6 +108,7 @@ def test_grpo_of_all_weights(models: dict[str, Input], in_process: InProcessClus
     assert experts <= set(moved)
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.slow("RL with vLLM")
 def test_grpo_of_an_adapter_its_merge_and_an_evaluation(
     models: dict[str, Input], in_process: InProcessCluster, tmp_path: Path

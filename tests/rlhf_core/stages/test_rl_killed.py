@@ -24,7 +24,7 @@ from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.killed_runs import HeldContext, KeptCluster, finish, kill_when_held, start
 from tests.rlhf_core.stages.supervised_runs import base_model, dataset
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("rl-matrix")
 
 Inputs = dict[str, Input]
 OPTIMIZER = {"learning_rate": 1e-2}
@@ -58,7 +58,7 @@ def reward(completions, prompts, rows):
     right = [float(len(c) <= 1) for c in completions]
     return [{"reward": r + 0.01 * len(c), "score": r} for r, c in zip(right, completions)]
 """
-MOMENTS = ("the middle of step 2", "before the manifest")  # test_sft_killed.py has all moments of a checkpoint
+MOMENTS = ("the middle of step 2", "before the manifest")
 
 
 def config(algorithm: str) -> RLConfig:

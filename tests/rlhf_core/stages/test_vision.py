@@ -140,6 +140,7 @@ def test_sft_learns_what_is_in_the_pictures(model: Input, talks: Input, trained:
     assert (trained.folder / "processor_config.json").is_file()
 
 
+@pytest.mark.endurance("architectures")
 def test_sft_that_is_killed_ends_with_the_same_weights(
     model: Input, talks: Input, trained: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ DPO = {
 }  # fmt: skip
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.slow("RL of a vision model with vLLM")
 def test_dpo_prefers_what_is_in_the_pictures(model: Input, tmp_path: Path) -> None:
     """Of pairs whose prompts differ in their pictures alone."""
@@ -265,7 +267,7 @@ def require_log_probs_of_the_engine(trajectories: list[Trajectory], policy: Path
 @pytest.mark.timeout(300)
 @pytest.mark.slow("RL of a vision model with vLLM")
 def test_rl_trains_what_the_engine_sampled_of_pictures(
-    trained: Output, prompts: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Output, in_process: InProcessCluster, prompts: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proof of each publish compares weights; here log-probs too, of sequences with images and without."""
     policy = local_input(trained.folder, Kind.POLICY)
@@ -273,7 +275,7 @@ def test_rl_trains_what_the_engine_sampled_of_pictures(
     context = context_of(tmp_path, inputs)
     seen = recorded(monkeypatch)
     validation = {"dataset": "d", "every_steps": 1, "scorers": {"exact": {"type": "verifier"}}}
-    output = rl.run(valid(RLConfig, {**RL, "validation": validation}), inputs, context, inline)
+    output = rl.run(valid(RLConfig, {**RL, "validation": validation}), inputs, context, in_process)
     assert len(context.logs) == 2
     assert context.logs[0][1]["validation/pass@1"] > 0.8
     assert {bool(t.prompt.images) for t in seen} == {True, False}
@@ -305,10 +307,11 @@ class Shows:
 """
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.timeout(300)
 @pytest.mark.slow("RL of a vision model with vLLM")
 def test_what_an_environment_shows_is_sampled_from_and_trained(
-    trained: Output, prompts: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Output, in_process: InProcessCluster, prompts: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In its second turn, behind a prompt with an image or without: the engine's log-probs are the trainer's."""
     policy = local_input(trained.folder, Kind.POLICY)
@@ -319,7 +322,7 @@ def test_what_an_environment_shows_is_sampled_from_and_trained(
     shows = {"type": "function", "path": "shows.py", "function": "Shows", "max_turns": 2}
     grpo = {**RL["grpo"], "rewards": {"seen": {"type": "environment"}}}
     settings = {**RL, "steps": 1, "environment": shows, "grpo": grpo, "rollout": {**ROLLOUT, "max_images": 2}}
-    rl.run(valid(RLConfig, settings), inputs, context, inline)
+    rl.run(valid(RLConfig, settings), inputs, context, in_process)
     assert {(len(t.prompt.images), len(t.feedback_images)) for t in seen} == {(0, 1), (1, 1)}
     assert sum(t.environment_reward for t in seen) > 1.6 * len(seen)  # of 2: SFT has learned to look
     require_log_probs_of_the_engine(seen, policy.folder)
@@ -356,10 +359,11 @@ async def run(row, base_url, api_key):
 """
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.timeout(300)
 @pytest.mark.slow("RL of a vision model with vLLM")
 def test_what_an_agent_shows_is_sampled_from_and_trained(
-    trained: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Output, in_process: InProcessCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the client of OpenAI: in one conversation two images, and in another one of them.
 
@@ -379,7 +383,7 @@ def test_what_an_agent_shows_is_sampled_from_and_trained(
         **RL, "steps": 1, "prompts_per_step": 4, "environment": agent, "grpo": grpo, "rollout": rollout,
         "sampling": sampling,
     }  # fmt: skip
-    rl.run(valid(RLConfig, settings), inputs, context, inline)
+    rl.run(valid(RLConfig, settings), inputs, context, in_process)
     assert {(len(t.prompt.images), len(t.feedback_images)) for t in seen} == {(1, 1)}
     assert {tuple(len(branch.images) for branch in t.branches) for t in seen} == {(1,)}
     assert sum(t.environment_reward for t in seen) > 0.8 * len(seen)  # SFT has learned to look, in one turn
@@ -431,13 +435,16 @@ def test_what_cannot_be_shown_ends_the_episode(
         evaluation.run(settings, inputs, context, cluster)
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.timeout(300)
 @pytest.mark.slow("RL of a vision model with vLLM")
-def test_evaluation_answers_what_is_in_the_pictures(trained: Output, prompts: Input, tmp_path: Path) -> None:
+def test_evaluation_answers_what_is_in_the_pictures(
+    trained: Output, in_process: InProcessCluster, prompts: Input, tmp_path: Path
+) -> None:
     inputs = {"model": local_input(trained.folder, Kind.POLICY), "dataset": prompts}
     settings = valid(EvaluationConfig, {
         "dataset": "d", "scorers": {"exact": {"type": "verifier"}}, "samples": 2, "pass_at": [1], "rollout": ROLLOUT,
         "sampling": {"max_tokens": 4},
     })  # fmt: skip
-    output = evaluation.run(settings, inputs, context_of(tmp_path, inputs), inline)
+    output = evaluation.run(settings, inputs, context_of(tmp_path, inputs), in_process)
     assert output.metrics["pass@1"] > 0.8

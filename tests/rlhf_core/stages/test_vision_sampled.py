@@ -79,10 +79,16 @@ def run(folder: Path, inputs: dict[str, Input], cluster: InProcessCluster, **cha
 
 
 @pytest.fixture(scope="module")
-def completions(model: Input, prompts: Input, reference: Input, tmp_path_factory: pytest.TempPathFactory) -> Input:
+def completions(
+    model: Input,
+    prompts: Input,
+    reference: Input,
+    in_process: InProcessCluster,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Input:
     inputs = {"model": model, "dataset": prompts, "reference.model": reference}
     compared = {"reference": {"model": "other"}, "engine": ENGINE_SETTINGS}
-    output = run(tmp_path_factory.mktemp("generate"), inputs, inline, **compared)
+    output = run(tmp_path_factory.mktemp("generate"), inputs, in_process, **compared)
     assert output.metrics["images"] == dataset_info(output.folder)["images"] == 8
     return local_input(output.folder, Kind.DATASET)
 
@@ -110,6 +116,7 @@ def kept(folder: Path) -> set[str]:
     return {path.name for path in (folder / "images").iterdir()}
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.timeout(300)
 @pytest.mark.slow("starts vLLM for a vision model")
 def test_completions_are_sampled_of_the_images_and_kept_with_them(
@@ -135,6 +142,7 @@ def test_completions_are_sampled_of_the_images_and_kept_with_them(
     assert changed.tolist() != pytest.approx(entries[0]["logprobs"], abs=1e-3)
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.timeout(300)
 def test_preferences_and_sft_are_trained_on_what_is_made_of_them(
     model: Input, completions: Input, tmp_path: Path
