@@ -12,7 +12,7 @@ from tests.chaos.scenario import Place, Run, leftovers, manifests, undisturbed, 
 
 
 def require_undisturbed_end(
-    place: Place, client: SyncPrefectClient, kills: Mapping[str, Kill], kill_engine: Kill | None = None
+    place: Place, client: SyncPrefectClient, kills: Mapping[str, Kill], kill_engine: Kill
 ) -> None:
     """Raises AssertionError if the weights differ, if anything is computed twice, or if something is left."""
     run = Run(place, client)
@@ -28,9 +28,8 @@ def require_undisturbed_end(
         else:
             kill_it(run, "sft", step)
     run.let_go()
-    if kill_engine is not None:
-        print("killing: engine", flush=True)
-        kill_engine(run, "rl", run.hold("rl", 1))
+    print("killing: engine", flush=True)
+    kill_engine(run, "rl", run.hold("rl", 1))
     state = run.wait_for_its_end()
     assert state.name == "Completed", state
     found = manifests(run.store, place)

@@ -30,11 +30,9 @@ _LESS: dict[str, Any] = {
 
 
 def write_recipes(folder: Path) -> None:
-    """`chaos`, and `brief`, which ends with SFT. In JSON, which is YAML too."""
+    """`chaos`, in JSON, which is YAML too."""
     shutil.copytree(RECIPES, folder)
     recipe: dict[str, Any] = {"extends": "tiny", "name": "chaos", **({} if WHOLE else _LESS)}
     for stage, often in _CHECKPOINTS.items():
         recipe[stage] = {**recipe.get(stage, {}), **often}
     (folder / "chaos.yaml").write_text(json.dumps(recipe))
-    without = {"rl": None, "reward_model": None, "evaluation": None}
-    (folder / "brief.yaml").write_text(json.dumps({"extends": "chaos", "name": "brief", **without}))

@@ -72,7 +72,6 @@ def until(
 class Place:
     folder: Path  # of the test: the recipe and the stack's state
     environment: Mapping[str, str]  # of a command that uses the stack
-    recipe_name: str = "chaos"
 
     @property
     def stack(self) -> Path:
@@ -80,7 +79,7 @@ class Place:
 
     @property
     def recipe(self) -> str:
-        return str(self.folder / "recipe" / f"{self.recipe_name}.yaml")
+        return str(self.folder / "recipe" / "chaos.yaml")
 
 
 @contextmanager

@@ -41,7 +41,9 @@ base:
   source:
     {{type: scratch, words: ["{token}"], hidden_size: 16, intermediate_size: 32, layers: 1, heads: 2,
       context_length: 32}}
-pretrain: {{dataset: words, batch_size: 2, max_length: 16, optimizer: {{learning_rate: 1e-3}}}}
+pretrain:
+  {{dataset: words, batch_size: 2, max_length: 16, optimizer: {{learning_rate: 1e-3}}, engine: {{dtype: float32}},
+    checkpoint: {{every_steps: 5}}}}
 """
 NODES = ["data.test", "data.words", "base"]
 

@@ -43,7 +43,7 @@ def test_automations_are_created_once(client: SyncPrefectClient, monkeypatch: py
 
 @pytest.mark.slow("waits for automations of a Prefect server")
 def test_a_run_that_never_starts_is_ended_and_one_with_a_heartbeat_is_not(client: SyncPrefectClient) -> None:
-    create(client, automations(start=timedelta(seconds=30)))
+    create(client, automations(start=timedelta(seconds=12)))
     silent, living = [client.create_flow_run(few, state=Scheduled(), tags=[TAG]).id for _ in range(2)]
     for flow_run in (living, silent):
         client.set_flow_run_state(flow_run, Pending())

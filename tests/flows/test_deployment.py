@@ -6,7 +6,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,23 @@ import pytest
 from click.testing import Result
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, LogFilter, LogFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.deployments import run_deployment
 from prefect.deployments.runner import EntrypointType
 from prefect.events import emit_event
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import AwaitingRetry, Cancelling, Pending, Running
 from typer.testing import CliRunner
 
 from deployments.cli.main import app
 from deployments.cli.waiting import awaited
 from deployments.stack.automations import HEARTBEAT_SECONDS
+from deployments.stack.registration import register_deployments
 from flows.never_started import TAG
+from rlhf_core.artifacts.checkpoints import Checkpoints
+from rlhf_core.pipeline.in_process import try_node
+from rlhf_core.pipeline.prepare import prepare
 from tests.cluster import ROOT, Service, service_environment
 from tests.flows.conftest import NODES, Workplace
 from tests.flows.few import few
@@ -39,7 +45,6 @@ pytestmark = pytest.mark.system
 
 POOL = "alignment"
 UNEXPECTED = (StateType.CRASHED, StateType.COMPLETED)
-PREFECT = str(Path(sys.executable).parent / "prefect")
 SMALLEST = """
 name: smallest
 data: {unused: {format: text, source: {type: hub, repository: some/set}}}
@@ -60,33 +65,27 @@ def store_url(s3_server: S3Server) -> Iterator[str]:
 def worker(
     store_url: str, ray_address: str, prefect_api: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """A worker of the pool for the shipped deployments and for `few`, deployed as `few/test`; the path of its log."""
+    """A worker of the pool for the shipped deployments and for `few`, deployed as `few/test`; its folder."""
     folder = tmp_path_factory.mktemp("worker")
+    (folder / "logs").mkdir()
     environment = service_environment(
         ALIGNMENT_STORE=store_url, RAY_API_SERVER_ADDRESS=ray_address, PREFECT_API_URL=prefect_api,
         PREFECT_HOME=str(folder), PREFECT_WORKER_QUERY_SECONDS="1",
     )  # fmt: skip
-    for arguments in (
-        ["work-pool", "create", POOL, "--type", "process", "--overwrite"],
-        ["deploy", "--all", "--prefect-file", "deployments/prefect.yaml"],
-        [
-            "deploy",
-            "tests/flows/few.py:few",
-            "--name",
-            "test",
-            "--pool",
-            POOL,
-            "--job-variable",
-            "command=python -m flows.process",
-        ],
-    ):
-        command = [PREFECT, "--no-prompt", *arguments]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    start = [sys.executable, "-m", "flows.worker", "--pool", POOL]
-    service = Service(start, folder / "log", environment)
-    yield folder / "log"
+    with temporary_settings({PREFECT_API_URL: prefect_api}), get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+        assert register_deployments(folder, environment)
+        deploy("test", POOL)
+    service = Service([sys.executable, "-m", "flows.worker", "--pool", POOL], folder / "log", environment)
+    yield folder
     service.end()
+
+
+def deploy(name: str, pool: str) -> None:
+    """`few`, as the shipped flows are deployed."""
+    command = {"command": "python -m flows.process"}
+    kind = EntrypointType.MODULE_PATH
+    few.to_deployment(name, work_pool_name=pool, job_variables=command, entrypoint_type=kind).apply()  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -95,8 +94,8 @@ def client(workplace: Workplace) -> Iterator[SyncPrefectClient]:
         yield client
 
 
-def start(workplace: Workplace) -> FlowRun:
-    parameters = {"recipe": workplace.recipe, "nodes": NODES}
+def start(workplace: Workplace, *more: str) -> FlowRun:
+    parameters = {"recipe": workplace.recipe, "nodes": [*NODES, *more]}
     flow_run: Any = run_deployment("few/test", parameters=parameters, timeout=0, as_subflow=False)
     return flow_run
 
@@ -117,81 +116,118 @@ def retry(client: SyncPrefectClient, flow_run: FlowRun) -> None:
 
 
 @pytest.mark.slow("runs a recipe by a worker of Prefect")
-def test_a_retry_at_once_repeats_the_failed_stage_and_nothing_else(
+def test_a_retry_at_once_repeats_the_stage_that_failed_or_was_cancelled_and_nothing_else(
     workplace: Workplace, client: SyncPrefectClient, worker: Path
 ) -> None:
     """At once, while the process of the failed attempt still ends: the worker knows both by the run's id alone."""
     started = workplace.folder / "started"
     workplace.write_recipe(f"needs: '{{sign}}', waits_for: '{started}'")
     flow_run = start(workplace)
-    for attempt in (1, 2):
-        failed = wait_for(client, flow_run, StateType.FAILED, *UNEXPECTED)
-        assert failed.run_count == attempt
-        message = (failed.state.message if failed.state else None) or ""
-        assert "data.words: " in message
-        assert "ValueError: there is no sign" in message
-        assert "full log: `ray job logs dataset-" in message
-        assert workplace.manifest("data.words") is None
-        if attempt == 2:
-            workplace.sign.touch()
-        retry(client, failed)
-        wait_for(client, failed, StateType.RUNNING, *UNEXPECTED)
+    failed = wait_for(client, flow_run, StateType.FAILED, *UNEXPECTED)
+    assert failed.run_count == 1
+    message = (failed.state.message if failed.state else None) or ""
+    assert "data.words: " in message
+    assert "ValueError: there is no sign" in message
+    assert "full log: `ray job logs dataset-" in message
+    assert workplace.manifest("data.words") is None
+    workplace.sign.touch()
+    retry(client, failed)
+    wait_for(client, failed, StateType.RUNNING, *UNEXPECTED)
 
     wait_until(lambda: list(workplace.attempts("data.words").values())[-1:] == ["RUNNING"])
     client.set_flow_run_state(flow_run.id, Cancelling())
     cancelled = wait_for(client, flow_run, StateType.CANCELLED, *UNEXPECTED)
     assert cancelled.state_name == "Cancelled"
-    assert list(workplace.attempts("data.words").values()) == ["FAILED", "FAILED", "STOPPED"]
+    assert list(workplace.attempts("data.words").values()) == ["FAILED", "STOPPED"]
     retry(client, cancelled)
     started.touch()
     wait_for(client, cancelled, StateType.RUNNING)
     done = wait_for(client, cancelled, StateType.COMPLETED, StateType.FAILED, *UNEXPECTED)
     assert done.state is not None
     assert done.state.is_completed(), done.state.message
-    assert (done.id, done.run_count) == (flow_run.id, 4)
+    assert (done.id, done.run_count) == (flow_run.id, 3)
     assert {name: list(workplace.attempts(name).values()) for name in NODES} == {
         "data.test": ["SUCCEEDED"],
-        "data.words": ["FAILED", "FAILED", "STOPPED", "SUCCEEDED"],
+        "data.words": ["FAILED", "STOPPED", "SUCCEEDED"],
         "base": ["SUCCEEDED"],
     }
     runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[done.id])))
     states = sorted((run.name, run.state_name or "") for run in runs if run.name != "data.words")
-    assert states == [("base", "Computed"), *3 * [("base", "Reused")],
-                      ("data.test", "Computed"), *3 * [("data.test", "Reused")]]  # fmt: skip
+    assert states == [("base", "Computed"), *2 * [("base", "Reused")],
+                      ("data.test", "Computed"), *2 * [("data.test", "Reused")]]  # fmt: skip
 
 
-@pytest.mark.slow("runs a recipe by a worker of Prefect")
-def test_a_retry_at_once_of_a_run_whose_process_was_killed_attaches_to_its_job(
-    workplace: Workplace, client: SyncPrefectClient, worker: Path
+@pytest.mark.slow("a run whose flow and rank are killed")
+def test_a_run_whose_flow_and_rank_are_killed_ends_as_if_they_had_not_been(
+    workplace: Workplace, client: SyncPrefectClient, worker: Path, warm_socket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workplace.write_recipe("waits_for: '{sign}'")
-    flow_run = start(workplace)
-    wait_until(lambda: list(workplace.attempts("data.words").values()) == ["RUNNING"])
-    for _ in range(2):
-        for process in psutil.process_iter(["cmdline", "environ"]):
-            if (process.info["environ"] or {}).get("PREFECT__FLOW_RUN_ID") == str(flow_run.id):
-                process.kill()
-        crashed = wait_for(client, flow_run, StateType.CRASHED, every_seconds=0.01)
-        retry(client, crashed)
-        wait_for(client, crashed, StateType.RUNNING)
-    workplace.sign.touch()
-    done = wait_for(client, crashed, StateType.COMPLETED, StateType.FAILED, *UNEXPECTED)
+    """After each a retry at once: it attaches to the job of the killed flow, and resumes where the killed rank was.
+
+    tests/chaos kills every part of a run.
+    """
+    workplace.write_recipe("size: 800")
+    flow_run, node = start(workplace, "pretrain"), workplace.node("pretrain")
+    step = wait_for_checkpoint(workplace)
+    (rank,) = held = processes(
+        lambda process: (
+            "ray::_Rank" in " ".join(process.cmdline())
+            and any(str(warm_socket) in parent.cmdline() for parent in process.parents())
+        )
+    )
+    rank.suspend()
+    for process in processes(lambda process: process.environ().get("PREFECT__FLOW_RUN_ID") == str(flow_run.id)):
+        process.kill()
+    crashed = wait_for(client, flow_run, StateType.CRASHED, every_seconds=0.01)
+    retry(client, crashed)
+    wait_for(client, crashed, StateType.RUNNING)
+    of_run = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run.id]))
+    attached = f"attached to the running job {next(iter(workplace.attempts('pretrain')))}"
+    wait_until(lambda: any(attached in log.message for log in client.read_logs(of_run)))
+    rank.kill()
+    failed = wait_for(client, flow_run, StateType.FAILED, *UNEXPECTED)
+    assert "rank 0 died" in ((failed.state.message if failed.state else None) or "")
+    retry(client, failed)
+    wait_for(client, failed, StateType.RUNNING)
+    done = wait_for(client, failed, StateType.COMPLETED, StateType.FAILED, *UNEXPECTED)
     assert done.state is not None
     assert done.state.is_completed(), done.state.message
-    assert list(workplace.attempts("data.words").values()) == ["SUCCEEDED"]
-    runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[done.id])))
-    assert [run.name for run in runs if run.state is None or not run.state.is_final()] == []
+    attempts = workplace.attempts("pretrain")
+    assert list(attempts.values()) == ["FAILED", "SUCCEEDED"]
+    log = workplace.jobs._client.get_job_logs([*attempts][-1])
+    assert int(re.search(r"resumes after step (\d+)", log)[1]) >= step  # type: ignore[index]
+    for name in ("ALIGNMENT_CACHE", "ALIGNMENT_WORKDIR"):
+        monkeypatch.setenv(name, str(workplace.folder / name))
+    undisturbed = prepare(workplace.recipe, [], store=str(workplace.folder / "undisturbed"))
+    assert undisturbed.node("pretrain").ref == node.ref
+    expected, found = (
+        {file.path: file.sha256 for file in manifest.files if file.path.endswith(".safetensors")}
+        for manifest in (
+            try_node(undisturbed, undisturbed.node("pretrain"), print).manifest,
+            workplace.manifest("pretrain"),
+        )
+        if manifest is not None
+    )
+    assert expected == found != {}
+    assert psutil.wait_procs(held, timeout=20)[1] == []
 
 
-@pytest.mark.slow("runs a recipe by a worker of Prefect")
-def test_cancelling_stops_the_job(workplace: Workplace, client: SyncPrefectClient, worker: Path) -> None:
-    workplace.write_recipe("waits_for: '{sign}'")
-    flow_run = start(workplace)
-    wait_until(lambda: list(workplace.attempts("data.words").values()) == ["RUNNING"])
-    client.set_flow_run_state(flow_run.id, Cancelling())
-    cancelled = wait_for(client, flow_run, StateType.CANCELLED, StateType.CRASHED, StateType.FAILED)
-    assert cancelled.state_name == "Cancelled"
-    assert list(workplace.attempts("data.words").values()) == ["STOPPED"]
+def processes(wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if wanted(process):
+                found.append(process)
+    return found
+
+
+def wait_for_checkpoint(workplace: Workplace) -> int:
+    """The step of the newest checkpoint of `pretrain`."""
+    checkpoints = Checkpoints(workplace.repository.store, workplace.node("pretrain").ref)
+    deadline = time.monotonic() + 300
+    while (step := checkpoints.newest_step()) is None:
+        assert time.monotonic() < deadline, workplace.attempts("pretrain")
+        time.sleep(0.02)
+    return step
 
 
 def test_the_shipped_deployments_register_with_typed_parameters(client: SyncPrefectClient, worker: Path) -> None:
@@ -211,6 +247,38 @@ def test_the_shipped_deployments_register_with_typed_parameters(client: SyncPref
     assert types == {"recipe": ("string", True), "overrides": ("array", True)}
     assert (alone.parameter_openapi_schema or {})["required"] == ["node"]
     assert str(ROOT) not in (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow("registers the deployments again")
+def test_what_was_deleted_is_registered_again_and_an_enabled_schedule_stays_as_it_was_set(
+    terminal: Path, worker: Path, prefect_api: str
+) -> None:
+    environment = service_environment(PREFECT_HOME=str(worker))
+    with httpx.Client(base_url=prefect_api) as server:
+
+        def deployment(name: str) -> dict[str, Any]:
+            found: dict[str, Any] = server.get(f"/deployments/name/{name}").raise_for_status().json()
+            return found
+
+        scheduled = deployment("iterative-dpo/scheduled")
+        (shipped,) = scheduled["schedules"]
+        assert (shipped["slug"], shipped["active"]) == ("tiny-loop", False)
+        set_by_hand = {"active": True, "parameters": {"recipe": "mine"}, "schedule": {"interval": 1e6}}
+        path = f"/deployments/{scheduled['id']}/schedules/{shipped['id']}"
+        server.patch(path, json=set_by_hand).raise_for_status()
+        server.delete(f"/deployments/{deployment('iterative-dpo/rounds')['id']}").raise_for_status()
+        assert register_deployments(worker, environment)
+        assert deployment("iterative-dpo/rounds")["schedules"] == []
+        (kept,) = deployment("iterative-dpo/scheduled")["schedules"]
+        assert (kept["active"], kept["parameters"]) == (True, {"recipe": "mine"})
+        assert kept["schedule"]["interval"] == 1e6
+        assert not register_deployments(worker, environment)
+        server.patch(path, json={"active": False}).raise_for_status()
+        made = {"slug": "lost", "active": True, "schedule": {"interval": 1e6}}
+        server.post(f"/deployments/{scheduled['id']}/schedules", json=[made]).raise_for_status()
+        assert alignment("schedule", "lost", "--off").exit_code == 0  # a loop whose recipe is gone
+        assert [left["slug"] for left in deployment("iterative-dpo/scheduled")["schedules"]] == ["tiny-loop"]
+        assert alignment("schedule", "lost", "--off").stderr.startswith("error: unknown recipe `lost`")
 
 
 @pytest.fixture
@@ -283,8 +351,7 @@ def test_mistakes_end_with_one_sentence(terminal: Path) -> None:
 
 def test_what_a_run_waits_for_is_said(workplace: Workplace, client: SyncPrefectClient, worker: Path) -> None:
     client.create_work_pool(WorkPoolCreate(name="nobody", type="process"))
-    deployment = few.to_deployment("lonely", work_pool_name="nobody", entrypoint_type=EntrypointType.MODULE_PATH)
-    deployment.apply()  # type: ignore[union-attr]
+    deploy("lonely", "nobody")
     parameters = {"recipe": workplace.recipe, "nodes": NODES}
     flow_run: Any = run_deployment("few/lonely", parameters=parameters, timeout=0, as_subflow=False)
 

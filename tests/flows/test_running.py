@@ -88,22 +88,6 @@ def _run_killed_without_mercy(workplace: Workplace) -> None:
 
 
 @pytest.mark.slow("runs a recipe as Ray jobs")
-def test_a_run_killed_without_mercy_leaves_its_job_and_the_next_attaches_to_it(workplace: Workplace) -> None:
-    _run_killed_without_mercy(workplace)
-    again = workplace.start_flow("data.test", "data.words")
-    try:
-        log = workplace.folder / "flow.log"
-        wait_until(lambda: "attached to the running job" in log.read_text())
-        workplace.sign.touch()
-        assert again.wait(90) == 0
-    finally:
-        again.kill()
-        again.wait()
-    assert list(workplace.attempts("data.words").values()) == ["SUCCEEDED"]
-    assert workplace.manifest("data.words") is not None
-
-
-@pytest.mark.slow("runs a recipe as Ray jobs")
 def test_a_run_whose_terminal_is_gone_leaves_its_job_to_the_next(workplace: Workplace) -> None:
     """As when the worker dies that reads what the run prints: the next line hits a broken pipe."""
     workplace.write_recipe("waits_for: '{sign}'")
@@ -128,21 +112,6 @@ def test_a_run_whose_terminal_is_gone_leaves_its_job_to_the_next(workplace: Work
 
 
 @pytest.mark.slow("runs a recipe as Ray jobs")
-def test_an_interrupted_run_stops_its_job_before_it_ends(workplace: Workplace) -> None:
-    workplace.write_recipe("waits_for: '{sign}'")
-    flow = workplace.start_flow("data.test", "data.words")
-    try:
-        wait_until(lambda: list(workplace.attempts("data.words").values()) == ["RUNNING"])
-        os.kill(flow.pid, signal.SIGINT)
-        assert flow.wait(60) != 0
-    finally:
-        flow.kill()
-        flow.wait()
-    assert list(workplace.attempts("data.words").values()) == ["STOPPED"]
-    assert workplace.manifest("data.words") is None
-
-
-@pytest.mark.slow("runs a recipe as Ray jobs")
 def test_of_two_runs_that_follow_a_job_only_the_last_one_stops_it(workplace: Workplace) -> None:
     workplace.write_recipe("waits_for: '{sign}'")
     first = workplace.start_flow("data.test", "data.words")
@@ -157,6 +126,7 @@ def test_of_two_runs_that_follow_a_job_only_the_last_one_stops_it(workplace: Wor
         second.send_signal(signal.SIGINT)
         assert second.wait(60) != 0
         assert list(workplace.attempts("data.words").values()) == ["STOPPED"]
+        assert workplace.manifest("data.words") is None
     finally:
         for process in filter(None, (first, second)):
             process.kill()

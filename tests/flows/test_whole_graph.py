@@ -1,4 +1,4 @@
-"""A recipe that branches: adapters, two reward models, PPO on both, two evaluations; every component is real."""
+"""A recipe that branches: adapters, two reward models, PPO on both, an evaluation; every component is real."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RECIPE: dict[str, Any] = {
         name: {"format": data_format, "source": {"type": "files", "paths": [f"{name}.jsonl"]}, "on_overlap": overlap}
         for name, data_format, overlap in (
             ("talks", "conversations", "error"), ("short", "preferences", "allow"), ("high", "preferences", "allow"),
-            ("asked", "prompts", "allow"), ("near", "prompts", "error"), ("far", "prompts", "error"),
+            ("asked", "prompts", "allow"), ("near", "prompts", "error"),
         )
     },
     "base": {
@@ -71,9 +71,6 @@ RECIPE: dict[str, Any] = {
         "engine": {"dtype": "float32", "zero_stage": 0},
     },
     "evaluation": {"dataset": "near", "models": ["rl"], **JUDGING},
-    "evaluation_far": {
-        "stage": "evaluation", "dataset": "far", "models": ["rl"], **JUDGING
-    },
 }  # fmt: skip
 READS = {  # node -> the nodes whose results it read
     "sft": {"data.talks", "base"},
@@ -83,7 +80,6 @@ READS = {  # node -> the nodes whose results it read
     "rl": {"data.asked", "merge.sft", "likes_short", "likes_high"},
     "merge.rl": {"rl", "merge.sft"},
     "evaluation.rl": {"data.near", "merge.rl"},
-    "evaluation_far.rl": {"data.far", "merge.rl"},
 }
 KINDS = {
     "sft": Kind.ADAPTER, "merge.sft": Kind.POLICY, "likes_short": Kind.REWARD_MODEL, "likes_high": Kind.REWARD_MODEL,
@@ -98,7 +94,7 @@ def write(folder: Path) -> str:
     rows("talks", [{"prompt": f"t{i}", "completion": f"{i}"} for i in range(8)])
     rows("short", [{"prompt": f"s{i}", "chosen": f"{i}", "rejected": f"{i}{i}{i}"} for i in range(8)])
     rows("high", [{"prompt": f"h{i}", "chosen": "9", "rejected": f"{i}"} for i in range(8)])
-    for name in ("asked", "near", "far"):
+    for name in ("asked", "near"):
         rows(name, [{"prompt": f"{name[0]}{i}", "answer": f"{i}"} for i in range(4)])
     path = folder / "whole.yaml"
     path.write_text(json.dumps(RECIPE))  # which is YAML too
@@ -173,9 +169,9 @@ def test_every_stage_of_a_branching_recipe_is_computed_once_from_what_it_names(
     assert all(math.isfinite(step["reward/short"] + step["reward/high"]) for step in steps)
     assert {row["outcome"] for row in alignment(recipe)} == {"reused"}
 
-    with (workplace.folder / "far.jsonl").open("a") as file:
+    with (workplace.folder / "near.jsonl").open("a") as file:
         file.write(json.dumps({"prompt": "t1", "answer": "1"}) + "\n")
-    state = alignment(recipe, ["data.far.limit=5"], return_state=True)
+    state = alignment(recipe, ["data.near.limit=5"], return_state=True)
     assert state.is_failed()
     assert state.message is not None
     assert "overlap.talks: 1 of 8 rows contain a prompt of a dataset that the recipe evaluates" in state.message
@@ -183,7 +179,7 @@ def test_every_stage_of_a_branching_recipe_is_computed_once_from_what_it_names(
     assert record is not None
     outcomes = {node.name: node.outcome for node in record.nodes}
     assert outcomes["overlap.talks"] == "failed"
-    assert outcomes["data.far"] == "computed"
+    assert outcomes["data.near"] == "computed"
     assert outcomes["sft"] == outcomes["rl"] == "not run"
 
     left = {
