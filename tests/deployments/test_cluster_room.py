@@ -46,17 +46,25 @@ def recipe(tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("override", "problem"),
+    ("command", "override", "problem"),
     [
-        ("pretrain.placement.gpus_per_worker=1", "pretrain: asked Ray for 1 CPUs and 1 GPUs, the whole cluster has "),
         (
+            "plan",
+            "pretrain.placement.gpus_per_worker=1",
+            "pretrain: asked Ray for 1 CPUs and 1 GPUs, the whole cluster has ",
+        ),
+        (
+            "run",
             "pretrain.placement.cpus_per_worker=8",
             "pretrain: asked Ray for 8 CPUs, the whole cluster has 4 CPUs; ask for less",
         ),
-        ("data.words.processes=5", "data.words: asked Ray for 5 CPUs, the whole cluster has 4 CPUs; ask for less of"),
+        (
+            "plan",
+            "data.words.processes=5",
+            "data.words: asked Ray for 5 CPUs, the whole cluster has 4 CPUs; ask for less of",
+        ),
     ],
 )
-@pytest.mark.parametrize("command", ["plan", "run"])
 @pytest.mark.slow("starts a Ray head")
 def test_what_no_node_has_is_refused_before_any_job(recipe: str, command: str, override: str, problem: str) -> None:
     done = CliRunner().invoke(app, [command, recipe, override])

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -182,36 +181,6 @@ def test_deployments_are_registered(stack: Path) -> None:
     found = httpx.get(f"{api}/deployments/name/alignment/full", headers=headers).raise_for_status().json()
     assert found["work_pool_name"] == "alignment"
     assert found["parameter_openapi_schema"]["properties"]["recipe"]["type"] == "string"
-
-
-@pytest.mark.slow("starts the local stack")
-def test_what_was_deleted_is_registered_again_and_an_enabled_schedule_stays_as_it_was_set(stack: Path) -> None:
-    environment = recorded_environment(stack)
-    with httpx.Client(base_url=environment["PREFECT_API_URL"], headers=api_headers(environment)) as server:
-
-        def deployment(name: str) -> dict[str, Any]:
-            found: dict[str, Any] = server.get(f"/deployments/name/{name}").raise_for_status().json()
-            return found
-
-        scheduled = deployment("iterative-dpo/scheduled")
-        (shipped,) = scheduled["schedules"]
-        assert (shipped["slug"], shipped["active"]) == ("tiny-loop", False)
-        set_by_hand = {"active": True, "parameters": {"recipe": "mine"}, "schedule": {"interval": 1e6}}
-        path = f"/deployments/{scheduled['id']}/schedules/{shipped['id']}"
-        server.patch(path, json=set_by_hand).raise_for_status()
-        server.delete(f"/deployments/{deployment('iterative-dpo/rounds')['id']}").raise_for_status()
-        assert "deployments registered" in command("up").stdout
-        assert deployment("iterative-dpo/rounds")["schedules"] == []
-        (kept,) = deployment("iterative-dpo/scheduled")["schedules"]
-        assert (kept["active"], kept["parameters"]) == (True, {"recipe": "mine"})
-        assert kept["schedule"]["interval"] == 1e6
-        assert "deployments registered" not in command("up").stdout
-        server.patch(path, json={"active": False}).raise_for_status()
-        made = {"slug": "lost", "active": True, "schedule": {"interval": 1e6}}
-        server.post(f"/deployments/{scheduled['id']}/schedules", json=[made]).raise_for_status()
-        assert command("schedule", "lost", "--off").returncode == 0  # a loop whose recipe is gone
-        assert [left["slug"] for left in deployment("iterative-dpo/scheduled")["schedules"]] == ["tiny-loop"]
-        assert command("schedule", "lost", "--off").stderr.startswith("error: unknown recipe `lost`")
 
 
 def test_a_ray_job_sees_the_stack_and_runs_this_python(stack: Path) -> None:

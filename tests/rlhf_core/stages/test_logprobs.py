@@ -26,7 +26,7 @@ from tests.rlhf_core.stages.test_preference import logprobs as logprobs_by_trans
 
 pytestmark = pytest.mark.parts
 
-PAIRS = pairs(40)
+PAIRS = pairs(24)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
     folder = tmp_path_factory.mktemp("inputs")
     return {
         "model": base_model(folder / "base"), "reference.model": base_model(folder / "other", seed=1),
-        "dataset": dataset(folder / "d", PAIRS[:32]), "validation.dataset": dataset(folder / "v", PAIRS[32:]),
+        "dataset": dataset(folder / "d", PAIRS[:16]), "validation.dataset": dataset(folder / "v", PAIRS[16:]),
     }  # fmt: skip
 
 
@@ -50,9 +50,9 @@ def test_what_is_stored(inputs: dict[str, Input], tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(logprobs, "_EXAMPLES", 7)
     made = read(tmp_path, inputs["reference.model"], inputs["dataset"])
     lines = [json.loads(line) for line in (made.folder / "logprobs.jsonl").read_text().splitlines()]
-    assert [line["id"] for line in lines] == [f"row{index}" for index in range(32)]
+    assert [line["id"] for line in lines] == [f"row{index}" for index in range(16)]
     found = torch.tensor([line["logprobs"] for line in lines], dtype=torch.float64)
-    assert torch.allclose(found, logprobs_by_transformers(inputs["reference.model"].folder, PAIRS[:32]), atol=1e-4)
+    assert torch.allclose(found, logprobs_by_transformers(inputs["reference.model"].folder, PAIRS[:16]), atol=1e-4)
 
 
 @pytest.mark.slow("trains twice")
@@ -78,10 +78,10 @@ def test_how_often_the_chosen_completion_is_preferred(inputs: dict[str, Input], 
     given = {"model": inputs["model"], "dataset": inputs["dataset"], "reference": before}
     config = LogprobsConfig.model_validate({"dataset": "d", "max_length": 32, "engine": ENGINE, "reference": "before"})
     whole = logprobs.run(config, given, context_of(tmp_path / "after", given), inline).metrics
-    now, then = (logprobs_by_transformers(inputs[name].folder, PAIRS[:32]) for name in ("model", "reference.model"))
+    now, then = (logprobs_by_transformers(inputs[name].folder, PAIRS[:16]) for name in ("model", "reference.model"))
     gaps = (now - then)[:, 0] - (now - then)[:, 1]
     assert whole["reward_gap"] == pytest.approx(gaps.mean().item(), abs=1e-4)
-    assert whole["reward_accuracy"] == (gaps > 0).sum().item() / 32
+    assert whole["reward_accuracy"] == (gaps > 0).sum().item() / 16
     with pytest.raises(StageError, match="reference: no stage has read the tokens of row row0"):
         logprobs.run(config, given | {"reference": read(tmp_path / "v", inputs["model"], inputs["validation.dataset"])},
                      context_of(tmp_path / "other", given), inline)  # fmt: skip
@@ -136,15 +136,15 @@ def test_the_reference_is_not_loaded(inputs: dict[str, Input], tmp_path: Path, m
 
 @pytest.mark.parametrize("lacking", ["rows", "tokens"])
 def test_pairs_that_were_not_read_are_an_error(inputs: dict[str, Input], tmp_path: Path, lacking: str) -> None:
-    rows = dataset(tmp_path / "some", PAIRS[:31]) if lacking == "rows" else inputs["dataset"]
+    rows = dataset(tmp_path / "some", PAIRS[:15]) if lacking == "rows" else inputs["dataset"]
     if lacking == "tokens":
-        rows = dataset(tmp_path / "cut", PAIRS[:32], on_long_row="truncate")
+        rows = dataset(tmp_path / "cut", PAIRS[:16], on_long_row="truncate")
     stored = read(tmp_path / "stored", inputs["model"], rows, max_length=32 if lacking == "rows" else 12)
     config = PreferenceConfig.model_validate_json(
         json.dumps({**SETTINGS, "engine": ENGINE.model_dump(), "reference": {"logprobs": ["stored"]}})
     )
     given = {"model": inputs["model"], "dataset": inputs["dataset"], "reference.logprobs.stored": stored}
-    row = "row31" if lacking == "rows" else "row0"
+    row = "row15" if lacking == "rows" else "row0"
     with pytest.raises(StageError, match=rf"^reference\.logprobs: no stage has read the tokens of row {row}: give"):
         preference.run(config, given, context_of(tmp_path / "work", given), no_cluster)
 

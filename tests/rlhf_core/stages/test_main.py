@@ -117,17 +117,17 @@ def test_an_error_of_the_user_is_the_last_line(local: ArtifactRepository, tmp_pa
 
 
 def test_a_stopped_job_gives_its_lease_back_and_publishes_nothing(
-    repository: ArtifactRepository, tmp_path: Path, jobs: _Jobs
+    local: ArtifactRepository, tmp_path: Path, jobs: _Jobs
 ) -> None:
-    spec = specified(repository, tmp_path, SLOW)
-    job = jobs.start(repository.store, spec.ref)
+    spec = specified(local, tmp_path, SLOW)
+    job = jobs.start(local.store, spec.ref)
     job.wait_for("at work")
-    assert not _lease(repository.store, spec.ref).released
+    assert not _lease(local.store, spec.ref).released
     job.process.terminate()
     assert job.wait() == 143
     assert job.error == JobError("Stopped", "the job was stopped before it had finished; nothing was published")
-    assert _lease(repository.store, spec.ref).released
-    assert repository.manifest(spec.ref) is None
+    assert _lease(local.store, spec.ref).released
+    assert local.manifest(spec.ref) is None
     assert list((tmp_path / "work").iterdir()) == []
 
 
@@ -204,15 +204,13 @@ def test_a_job_whose_lease_was_taken_stops_itself(local: ArtifactRepository, tmp
     assert _lease(local.store, spec.ref).holder == thief
 
 
-def test_of_two_jobs_one_computes_and_the_other_waits(
-    repository: ArtifactRepository, tmp_path: Path, jobs: _Jobs
-) -> None:
+def test_of_two_jobs_one_computes_and_the_other_waits(local: ArtifactRepository, tmp_path: Path, jobs: _Jobs) -> None:
     sign = tmp_path / "sign"
     waits = f"import pathlib\n    while not pathlib.Path({str(sign)!r}).exists(): time.sleep(0.05)"
-    spec = specified(repository, tmp_path, SLOW.replace("time.sleep(60)", waits))
-    first = jobs.start(repository.store, spec.ref)
+    spec = specified(local, tmp_path, SLOW.replace("time.sleep(60)", waits))
+    first = jobs.start(local.store, spec.ref)
     first.wait_for("at work")
-    second = jobs.start(repository.store, spec.ref)
+    second = jobs.start(local.store, spec.ref)
     second.wait_for("waiting for process")
     sign.touch()
     assert (first.wait(), second.wait()) == (0, 0)

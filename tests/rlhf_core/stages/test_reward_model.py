@@ -98,10 +98,9 @@ def test_it_learns_the_preference_and_transformers_gives_the_same_scores(tmp_pat
     assert context.logs[-1][1]["held_out_accuracy"] == 1.0
 
 
-@pytest.mark.parametrize("zero_stage", [0, 3])
-def test_the_language_model_term_is_trained_beside_it(tmp_path: Path, zero_stage: int) -> None:
-    engine = ENGINE.model_copy(update={"zero_stage": zero_stage})
-    config = _config(language_model_coefficient=1.0, engine=engine)
+def test_the_language_model_term_is_trained_beside_it(tmp_path: Path) -> None:
+    """Two ranks train it sharded in test_two_ranks.py."""
+    config = _config(language_model_coefficient=1.0)
     output, context = _run(tmp_path / "run", _inputs(tmp_path), config)
     language = [metrics["language_model_loss"] for _, metrics in context.logs if "loss" in metrics]
     assert language[-1] < language[0] - 1.0

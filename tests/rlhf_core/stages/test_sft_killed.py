@@ -1,31 +1,27 @@
-"""SFT killed at any moment and run again ends, to the bit, where it would have ended."""
+"""SFT killed while it writes a checkpoint, and run again, ends to the bit where it would have ended.
+
+tests/contracts stops each stage behind a checkpoint, and test_sft_ranks.py kills in a step.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
-from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.stages.checkpoint import CheckpointConfig
 from rlhf_core.config.stages.language_models import SFTConfig
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.contract import Input
-from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.stages import sft
-from rlhf_core.supervised.examples import Shard
-from rlhf_core.supervised.sft import LanguageModelWorker
 from rlhf_core.testing.stage import without_times
 from rlhf_core.training import snapshots
-from rlhf_core.training.group import InlineGroup
 from tests.rlhf_core.stages.killed_runs import (
     HeldContext,
     KeptCluster,
@@ -46,32 +42,12 @@ CONFIG = SFTConfig(
 Inputs = dict[str, Input]
 
 
-class Worker(LanguageModelWorker):
-    """Holds in the middle of step 4, between its two micro-batches, if `folder` is given."""
-
-    def __init__(self, folder: Path | None, *args: Any) -> None:
-        super().__init__(*args)
-        self._folder = folder
-
-    def loss(self, model: nn.Module, batch: Any, shard: Shard, step_routing: Tensor | None = None) -> LossAndMetrics:
-        if self._folder and self.engine.counters.steps == 3 and batch is not shard.micro_batches[0]:
-            hold(self._folder)
-        return super().loss(model, batch, shard, step_routing)
-
-
-def run(folder: Path, inputs: Inputs, config: SFTConfig, moment: str) -> None:
-    """One attempt, in a process of its own."""
-    if moment == "half a file is written":
+def run(folder: Path, inputs: Inputs, config: SFTConfig, half: bool = False) -> None:
+    """One attempt, in a process of its own. half: it holds when half of a file of its checkpoint is written."""
+    if half:
         snapshots.save_file = partial(_save_half, folder, snapshots.save_file)
-
-    class Cluster(KeptCluster):
-        def workers(
-            self, placement: Placement, factory: Callable[..., Any], /, *args: Any
-        ) -> AbstractContextManager[InlineGroup[Any]]:
-            return super().workers(placement, Worker, folder if moment == "the middle of a step" else None, *args)
-
-    context = HeldContext(folder, inputs, moment)
-    sft.run(config, inputs, context, Cluster(folder))
+    context = HeldContext(folder, inputs, "")
+    sft.run(config, inputs, context, KeptCluster(folder))
     (folder / "logs.json").write_text(json.dumps([(step, without_times(line)) for step, line in context.logs]))
 
 
@@ -99,28 +75,16 @@ def results(folder: Path) -> dict[str, bytes]:
 def expected(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Of a run that is never killed, and that keeps nothing."""
     folder = tmp_path_factory.mktemp("whole")
-    finish(
-        start(run, folder, inputs, CONFIG.model_copy(update={"checkpoint": CheckpointConfig(every_minutes=None)}), "")
-    )
+    kept = CheckpointConfig(every_minutes=None)
+    finish(start(run, folder, inputs, CONFIG.model_copy(update={"checkpoint": kept})))
     assert not (folder / "store").exists()
     assert [step for step, _ in json.loads((folder / "logs.json").read_text())] == [3, 6, 9]
     return results(folder)
 
 
-@pytest.mark.parametrize(
-    ("moment", "resumed_after"),
-    [
-        ("the middle of a step", 2),
-        ("half a file is written", 0),
-        ("before the manifest", 2),
-        ("after the manifest", 4),
-    ],
-)
-@pytest.mark.slow("runs that are killed at each moment")
-def test_a_killed_run_ends_as_if_it_had_not_been(
-    inputs: Inputs, expected: dict[str, bytes], tmp_path: Path, moment: str, resumed_after: int
-) -> None:
-    kill_when_held(start(run, tmp_path, inputs, CONFIG, moment), tmp_path)
-    assert (Checkpoints(LocalStore(tmp_path / "store"), HeldContext.REF).newest_step() or 0) == resumed_after
-    finish(start(run, tmp_path, inputs, CONFIG, ""))
+@pytest.mark.slow("a run that is killed, and one that is not")
+def test_a_killed_run_ends_as_if_it_had_not_been(inputs: Inputs, expected: dict[str, bytes], tmp_path: Path) -> None:
+    kill_when_held(start(run, tmp_path, inputs, CONFIG, True), tmp_path)
+    assert Checkpoints(LocalStore(tmp_path / "store"), HeldContext.REF).newest_step() is None
+    finish(start(run, tmp_path, inputs, CONFIG))
     assert results(tmp_path) == expected
