@@ -80,7 +80,7 @@ def test_rows_in_any_portions_give_the_same(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr("rlhf_core.data.near_duplicates._CHARACTERS_IN_BATCH", rows * 100)
         stored, near_prompt = SketchFile(tmp_path / f"{rows}"), []
         for start in range(0, 45, rows):
-            sketches, near = sketcher(texts[start : start + rows], asked=texts[start : start + rows])
+            sketches, near = sketcher(texts[start : start + rows], questions=texts[start : start + rows])
             stored.append(sketches)
             near_prompt += near.tolist()
         results.append((similar_earlier(stored.read(), 0.8).tolist(), near_prompt))
