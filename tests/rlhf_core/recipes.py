@@ -132,7 +132,7 @@ def put(*keys: str, value: Any) -> Change:
     def change(recipe: dict[str, Any], root: Path) -> None:
         for key in keys[:-1]:
             recipe = recipe[key]
-        recipe[keys[-1]] = value
+        recipe[keys[-1]] = copy.deepcopy(value)  # a later change may change it
 
     return change
 
