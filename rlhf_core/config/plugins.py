@@ -6,6 +6,7 @@ An entry point `NAME = "package.module:OBJECT"` of the group `alignment.KIND` is
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -107,7 +108,7 @@ _required: dict[str, str] = {}
 
 
 def require(versions: Mapping[str, str]) -> None:
-    """Raise PluginError unless these plugins are installed, by name and version; `required` then returns them."""
+    """Raise PluginError unless these plugins are installed, by name and version."""
     here = {plugin.name: plugin.version for points in installed().values() for plugin, _ in points}
     for name, version in versions.items():
         if here.get(name) != version:
@@ -115,10 +116,19 @@ def require(versions: Mapping[str, str]) -> None:
             raise PluginError(
                 f"this node {there}, and the run was started with {name} {version}: install that version on every node"
             )
-    _required.clear()
+
+
+@contextmanager
+def requiring(versions: Mapping[str, str]) -> Iterator[None]:
+    """Inside, `required` returns these plugins, which the actors of this process's job need too."""
+    before = dict(_required)
     _required.update(versions)
+    try:
+        yield
+    finally:
+        _required.clear()
+        _required.update(before)
 
 
 def required() -> dict[str, str]:
-    """The plugins of this process's job, which its actors need too."""
     return dict(_required)

@@ -26,7 +26,7 @@ from rlhf_core.chat.ends_of_turn import write_ends_of_turn
 from rlhf_core.config.base import Role
 from rlhf_core.config.engines.placement import Reservation
 from rlhf_core.config.inputs import roles_of_inputs
-from rlhf_core.config.plugins import require
+from rlhf_core.config.plugins import require, requiring
 from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.config.tracking import TrackingConfig
 from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage, load_function
@@ -100,7 +100,7 @@ def _compute(
     """Return the result, whose files are stored, and the stored manifest: another process's if that was first."""
     started = datetime.now(UTC)
     lease.start(on_loss=_interrupt_job)
-    with _workdir(spec) as folder, _stops_when_lost(lease):
+    with _workdir(spec) as folder, _stops_when_lost(lease), requiring(spec.plugins):
         tracker = Tracker(
             folder / "tracking", TrackingConfig.model_validate(spec.tracking),
             name=spec.name, run_id=spec.run_id, key=spec.key, config=spec.config,

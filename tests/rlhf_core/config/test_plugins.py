@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.config import plugins
-from rlhf_core.config.plugins import Plugin, Table, require, required
+from rlhf_core.config.plugins import Plugin, Table, require, required, requiring
 from rlhf_core.errors import PluginError
 
 
@@ -100,10 +100,14 @@ def test_a_line_that_has_a_name_is_called_by_it(site: Path) -> None:
 def test_a_node_needs_the_plugins_of_a_run_in_their_versions(site: Path) -> None:
     distribution(site, "a-plugin", "1.2", "mine = of_a_plugin:line", of_a_plugin="line = 0")
     require({"a-plugin": "1.2"})
-    assert required() == {"a-plugin": "1.2"}
     with pytest.raises(PluginError, match=r"^this node has a-plugin 1\.2, .* started with a-plugin 1\.3: "):
         require({"a-plugin": "1.3"})
     with pytest.raises(PluginError, match=r"^this node lacks the plugin b-plugin, .* started with b-plugin 2: "):
         require({"a-plugin": "1.2", "b-plugin": "2"})
     require({})
+
+
+def test_actors_of_a_job_need_its_plugins_and_those_of_the_next_do_not() -> None:
+    with requiring({"a-plugin": "1.2"}):
+        assert required() == {"a-plugin": "1.2"}
     assert required() == {}

@@ -32,7 +32,7 @@ USED_OTHERWISE = {
     "SupervisedConfig.max_steps": "count_steps is at most this",
     "ArtifactConfig.on_overlap": "compares_overlap is read",
     **dict.fromkeys(
-        ("GenerateConfig.engine", "GenerateConfig.placement"), "GenerateConfig.readers returns them"
+        ("RewardedConfig.engine", "RewardedConfig.placement"), "RewardedConfig.readers returns them"
     ),
     "DistillationConfig.teacher": "its properties `teacher_engine` and `stored_inputs` are read",
     "TeacherConfig.engine": "DistillationConfig.teacher_engine returns it",
