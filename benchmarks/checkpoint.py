@@ -81,7 +81,7 @@ def train(
     measured = Round()
     config = CheckpointConfig(every_steps=every, every_minutes=None)
     checkpoints = TimedCheckpointing(config, context, workers, {})
-    (shard,) = divide(pack_sequences(examples), ranks=1, tokens_per_micro_batch=1 << 20)
+    (shard,) = divide(pack_sequences(examples), replicas=1, tokens_per_micro_batch=1 << 20)
     began = time.perf_counter()
     for step in range(1, steps + 1):
         workers.scatter(LanguageModelWorker.train, [[shard]])

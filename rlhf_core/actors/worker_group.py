@@ -52,12 +52,13 @@ class _Rank:
         self._store = host_store(host)
         return f"{host}:{self._store.port}"
 
-    def start(self, rank: int, size: int, address: str, threads: int, factory: Callable[..., Any], args: Any) -> None:
+    def start(self, join: Mapping[str, Any], threads: int, factory: Callable[..., Any], args: Any) -> None:
+        """join: the arguments of join_group."""
         # It imports torch, now that the threads' environment variables are set; the driver does not need it.
         from rlhf_core.training.distributed import join_group
 
         use_threads(threads)
-        join_group(rank=rank, size=size, address=address)
+        join_group(**join)
         self._worker = factory(*args)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -77,15 +78,18 @@ class RayWorkerGroup(Generic[W]):
         *args: Any,
         placement_group: PlacementGroup | None = None,
         first_bundle: int = 0,
+        sequence: int = 1,
+        tensor: int = 1,
         timeout: float = CALL_SECONDS,
         start_timeout: float = START_SECONDS,
     ) -> None:
         """Each rank builds `factory(*args)`. Without `placement_group` one is reserved, and released at the end;
-        with one, rank i runs in its bundle first_bundle + i.
+        with one, rank i runs in its bundle first_bundle + i. sequence, tensor: sizes of the ranks' mesh.
 
         timeout: seconds that a call may take, start_timeout: that building may take once resources are reserved.
         Raises StageError if the cluster can never provide the resources, or a worker cannot be built.
         """
+        self._ranks_of_replica = sequence * tensor
         self.before: Before = lambda method: None
         self._timeout = timeout
         self._stack = ExitStack()
@@ -100,9 +104,9 @@ class RayWorkerGroup(Generic[W]):
             inherits = {actor.inherit.remote(*given): f"rank {rank}" for rank, actor in enumerate(self._actors)}
             wait("start", inherits, start_timeout)
             address = wait("start", {self._actors[0].host_store.remote(): "rank 0"}, start_timeout)[0]
-            threads, size = placement.num_threads, placement.workers
+            join = {"size": placement.workers, "address": address, "sequence": sequence, "tensor": tensor}
             starts = {
-                actor.start.remote(rank, size, address, threads, factory, args): f"rank {rank}"
+                actor.start.remote({"rank": rank, **join}, placement.num_threads, factory, args): f"rank {rank}"
                 for rank, actor in enumerate(self._actors)
             }
             wait("start", starts, start_timeout)
@@ -127,6 +131,10 @@ class RayWorkerGroup(Generic[W]):
     def size(self) -> int:
         return len(self._actors)
 
+    @property
+    def replicas(self) -> int:
+        return self.size // self._ranks_of_replica
+
     def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """`worker.method(*args)` on every rank; the results by rank. Large arguments travel once."""
         return wait(method.__name__, self._start(method, [()] * self.size, args, kwargs), self._timeout)
@@ -134,11 +142,14 @@ class RayWorkerGroup(Generic[W]):
     def scatter(
         self, method: Callable[Concatenate[W, S, P], R], shards: Sequence[S], /, *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
-        """`worker.method(shards[rank], *args)` on every rank; the results by rank."""
+        """`worker.method(shards[replica], *args)` on every rank, of its replica; the results by replica."""
         name = method.__name__
-        if len(shards) != self.size:
-            raise ValueError(f"{name}: {len(shards)} shards for {self.size} ranks")
-        return wait(name, self._start(method, [(shard,) for shard in shards], args, kwargs), self._timeout)
+        if len(shards) != self.replicas:
+            raise ValueError(f"{name}: {len(shards)} shards for {self.replicas} replicas")
+        ranks = self._ranks_of_replica  # neighbours
+        sent = [ray.put(shard) for shard in shards] if ranks > 1 else shards
+        of_each = [(shard,) for shard in sent for _ in range(ranks)]
+        return wait(name, self._start(method, of_each, args, kwargs), self._timeout)[::ranks]
 
     def aside(
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs

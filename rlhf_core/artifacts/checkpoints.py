@@ -35,6 +35,7 @@ class Checkpoint(Config):
     name: str = Field(pattern=_NAME)  # of the checkpoint's folder
     step: int  # the last step that was completed
     ranks: int = Field(ge=1)  # number of training ranks; each stores its own state
+    replicas: int | None = None  # of the model, on these ranks; none: each rank is one
     files: tuple[CheckpointFile, ...]
     libraries: dict[str, str]
     created_at: AwareDatetime

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_core.errors import StageError, reason_of
+from rlhf_core.mesh import current_mesh
 from rlhf_core.models import tree_attention
 from rlhf_core.models.attention_check import attention_difference
 from rlhf_core.models.compiling import compile_layers
@@ -298,16 +299,13 @@ def _require_own_output(
 
 def _on_all_ranks(right: list[bool], device: torch.device) -> list[bool]:
     """Return which are true on every rank."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return right
-    agreed = torch.tensor(right, dtype=torch.int32, device=device)
-    dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
+    agreed = current_mesh().reduce(torch.tensor(right, dtype=torch.int32, device=device), dist.ReduceOp.MIN, over="all")
     return [bool(value) for value in agreed.tolist()]
 
 
 def _log(name: str, layouts: Layouts, *, packed: str | None, tree: str | None) -> None:
     """Print the layouts. packed, tree: the problems of packing, and of a token tree, on this rank."""
-    if dist.is_initialized() and dist.get_rank() != 0:
+    if current_mesh().rank != 0:
         return
     what, wrong = ("a token tree", tree) if layouts.packed == "positions" else ("packing", packed)
     reason = "" if layouts == TREE else f", since {what} {wrong or 'is wrong on another rank'}"

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlhf_core.mesh import current_mesh
 from rlhf_core.models.output_head import backbone
 from rlhf_core.models.token_tree import TokenTree
 from rlhf_core.models.tree_attention import ARGUMENT as TREE_ARGUMENT
@@ -239,11 +240,10 @@ def _is_sharded(model: nn.Module) -> bool:
 
 def _most_on_a_rank(count: int, model: nn.Module, batch: PackedBatch) -> int:
     """Return the maximum of `count` over ranks if weights are sharded, so that every forward is a collective call."""
-    if not _is_sharded(model) or not dist.is_initialized() or dist.get_world_size() == 1:
+    if not _is_sharded(model):
         return count
-    most = torch.tensor(count, device=batch.input_ids.device)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    return int(most)
+    counts = torch.tensor(count, device=batch.input_ids.device)
+    return int(current_mesh().reduce(counts, dist.ReduceOp.MAX, over="all"))
 
 
 def depends_on_place(config: Any) -> str | None:

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rlhf_core.mesh import current_mesh
+
 # Logits of one chunk: 64 MiB in float32. Blocks below 32 MiB glibc does not give back, and then everything stays.
 CHUNK_ELEMENTS = 1 << 24
 # Chunks of a call whose distributions wait for backward, 256 MiB; those of the others are computed again there.
@@ -150,8 +152,6 @@ def _same_on_all_ranks(chunks: int, heads: Sequence[Head], device: torch.device)
     """Return the maximum number of chunks over ranks if the weight of a head is sharded; at least one."""
     chunks = max(chunks, 1)
     sharded = any(hasattr(parameter, "ds_id") for head in heads for parameter in head.parameters())
-    if not sharded or not dist.is_initialized() or dist.get_world_size() == 1:
+    if not sharded:
         return chunks
-    count = torch.tensor(chunks, device=device)
-    dist.all_reduce(count, op=dist.ReduceOp.MAX)
-    return int(count)
+    return int(current_mesh().reduce(torch.tensor(chunks, device=device), dist.ReduceOp.MAX, over="all"))

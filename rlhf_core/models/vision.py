@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_core.errors import ConversationError, StageError, reason_of
+from rlhf_core.mesh import current_mesh
 from rlhf_core.models.folders.folder import read_config
 from rlhf_core.models.folders.remote_code import VISION_CONNECTOR, VISION_MODELS, reads_images
 from rlhf_core.system.image_decoding import decoded_image
@@ -177,7 +177,7 @@ def runs_encoder_always(model: Any) -> bool:
     """Whether a batch without images needs the vision encoder, for a gradient of zero: where ranks sum their gradients,
     each must have one of the same weights.
     """
-    if not (torch.is_grad_enabled() and dist.is_initialized() and dist.get_world_size() > 1):
+    if not torch.is_grad_enabled() or current_mesh().size == 1:
         return False
     if model.config.model_type not in VISION_MODELS:
         return False

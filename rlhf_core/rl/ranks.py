@@ -93,8 +93,8 @@ class PolicyTrainer:
             role = role_of(asked[0])
             group = self._frozen.get(ranks, self._workers)
             # Rounding depends on what is in a micro-batch, so those compared with the policy have the same ones.
-            replicas = self._workers.size if role in (REFERENCE, TEACHER) else group.size
-            scores |= scored(group, self._division(batch, role, replicas).over(group.size), asked)
+            replicas = self._workers.replicas if role in (REFERENCE, TEACHER) else group.replicas
+            scores |= scored(group, self._division(batch, role, replicas).over(group.replicas), asked)
         return scores
 
     def _division(self, batch: B, role: str, replicas: int) -> Division[B]:
@@ -191,7 +191,7 @@ class PolicyTrainer:
         return [self._weighted(select(batch, part.tolist())) for part in parts]
 
     def _weighted(self, batch: TrainingBatch) -> Minibatch:
-        """With the weight of each token in the loss of one optimizer step, over all ranks."""
+        """With the weight of each token in the loss of one optimizer step, over all replicas."""
         settings = self._config.settings
         of = partial(
             loss_weights, sequence_lengths=batch.episode_lengths, kind=settings.aggregation,
@@ -202,7 +202,7 @@ class PolicyTrainer:
         return Minibatch(**vars(batch), loss_weights=of(mask), imitation_weights=imitation)
 
     def _shards(self, batch: B, role: str) -> list[list[B]]:
-        return self._division(batch, role, self._workers.size).split()
+        return self._division(batch, role, self._workers.replicas).split()
 
     @contextmanager
     def publication(self, source: WeightSource = "live") -> Iterator[Publication]:

@@ -80,7 +80,7 @@ class FrozenWorker:
 def scored(ranks: WorkerGroup[S], division: Division[PackedBatch], names: Sequence[str]) -> dict[str, Tensor]:
     """(N,) float32 in the batch's order for each of `names`: what Scores.score says of all of its tokens."""
     results = ranks.scatter(Scores.score, division.split(), names)
-    return {name: division.join([[part[name] for part in rank] for rank in results]) for name in names}
+    return {name: division.join([[part[name] for part in replica] for replica in results]) for name in names}
 
 
 def load_model(role: Role, folder: Path, base: SharedBase | None = None) -> DeepSpeedEngine:

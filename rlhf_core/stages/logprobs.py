@@ -88,7 +88,7 @@ def read_by(
     for start in range(0, len(examples), _EXAMPLES):
         batch = pack(examples[start : start + _EXAMPLES])
         tokens = config.engine.micro_batch_tokens(config.placement)
-        division = Division.of(batch, replicas=workers.size, tokens_per_micro_batch=tokens)
+        division = Division.of(batch, replicas=workers.replicas, tokens_per_micro_batch=tokens)
         for plan, results in zip(division.plan, workers.scatter(method, division.split()), strict=True):
             for indices, result in zip(plan, results, strict=True):
                 if indices:  # not a filler

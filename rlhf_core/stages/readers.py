@@ -106,7 +106,7 @@ class Readers:
 
             def scores(batch: PackedBatch) -> Tensor:
                 division = Division.of(
-                    batch, replicas=ranks.size, tokens_per_micro_batch=tokens, shares_prompts=shares_prompts
+                    batch, replicas=ranks.replicas, tokens_per_micro_batch=tokens, shares_prompts=shares_prompts
                 )
                 return scored(ranks, division, [name])[name]
 

@@ -1,4 +1,4 @@
-"""Examples of supervised training: truncation, and division over the ranks."""
+"""Examples of supervised training: truncation, and division over the replicas."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Packer = Callable[[Sequence[Example]], PackedBatch]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's part of one optimizer step, with the totals over all ranks that normalise its sums."""
+    """One replica's part of one optimizer step, with the totals over all replicas that normalise its sums."""
 
     micro_batches: list[PackedBatch]
     num_tokens: int  # trained tokens
@@ -59,13 +59,15 @@ def truncated(example: Example, max_length: int) -> Example | None:
     return replace(example, sequences=sequences, masks=masks)
 
 
-def divide(batch: PackedBatch, ranks: int, tokens_per_micro_batch: int, *, shares_prompts: bool = False) -> list[Shard]:
-    """Divide the batch of one optimizer step into one shard per rank; every rank runs the same number of forwards.
+def divide(
+    batch: PackedBatch, replicas: int, tokens_per_micro_batch: int, *, shares_prompts: bool = False
+) -> list[Shard]:
+    """Divide the batch of one optimizer step into one shard per replica; every rank runs the same number of forwards.
 
     shares_prompts: as in Division.of.
     """
     division = Division.of(
-        batch, replicas=ranks, tokens_per_micro_batch=tokens_per_micro_batch, shares_prompts=shares_prompts
+        batch, replicas=replicas, tokens_per_micro_batch=tokens_per_micro_batch, shares_prompts=shares_prompts
     )
     return [Shard(part, batch.num_trained_tokens, batch.num_examples) for part in division.split()]
 

@@ -111,7 +111,7 @@ def train(
             batch = [examples[i] for i in indices]
             tokens += sum(example.num_tokens for example in batch)
             steps.append(divide(pack(batch)))
-        by_step = workers.scatter(SupervisedWorker.train, [list(rank) for rank in zip(*steps, strict=True)])[0]
+        by_step = workers.scatter(SupervisedWorker.train, [list(replica) for replica in zip(*steps, strict=True)])[0]
         done += len(chunk)
         trained.add(by_step, tokens, time.monotonic() - started)
         if done % config.log_every == 0 or done == total:

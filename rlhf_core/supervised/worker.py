@@ -134,6 +134,6 @@ def divider(
 ) -> Callable[[PackedBatch], list[Shard]]:
     """Return the function that divides the batch of a step or a validation over `workers`."""
     return partial(
-        divide, ranks=workers.size, tokens_per_micro_batch=config.engine.micro_batch_tokens(config.placement),
+        divide, replicas=workers.replicas, tokens_per_micro_batch=config.engine.micro_batch_tokens(config.placement),
         shares_prompts=workers.call(SupervisedWorker.shares_prompts)[0],
     )  # fmt: skip

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol
 
 from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile, Checkpoints
@@ -73,6 +74,13 @@ class Checkpointing:
                 f"part of it, and this run has {self._workers.size}: set placement.workers to {checkpoint.ranks}, or "
                 "checkpoint.resume to false to start from scratch"
             )
+        replicas = checkpoint.replicas or checkpoint.ranks
+        if replicas != self._workers.replicas:
+            raise StageError(
+                f"the newest checkpoint, of step {checkpoint.step}, is of {replicas} replicas of the model on "
+                f"{checkpoint.ranks} workers, and this run has {self._workers.replicas}: set the parallelism back, or "
+                "checkpoint.resume to false to start from scratch"
+            )
         try:
             driver = json.loads(self._context.checkpoints.read(checkpoint, DRIVER))
             metrics = self._context.checkpoints.read(checkpoint, METRICS_FILE)
@@ -120,14 +128,17 @@ class Checkpointing:
         files = {DRIVER: json.dumps(driver).encode(), METRICS_FILE: self._context.logged()}
         name = Checkpoints.new_name(step)
         written = self._workers.aside(SnapshotWorker.write_state, name)
-        ranks = self._workers.size  # now: a stage that fails ends its workers, and this may be committed after that
-        self._writing = Background(lambda: self._commit(name, step, ranks, files, written), name=f"checkpoint {step}")
+        # Now: a stage that fails ends its workers, and this may be committed after that.
+        ranks, replicas = self._workers.size, self._workers.replicas
+        commit = partial(self._commit, name, step, ranks, replicas, files, written)
+        self._writing = Background(commit, name=f"checkpoint {step}")
 
     def _commit(
         self,
         name: str,
         step: int,
         ranks: int,
+        replicas: int,
         files: dict[str, bytes],
         written: Callable[[], list[list[CheckpointFile]]],
     ) -> None:
@@ -136,7 +147,7 @@ class Checkpointing:
         entries += [entry for rank in written() for entry in rank]
         checkpoints.commit(
             Checkpoint(
-                name=name, step=step, ranks=ranks, files=tuple(entries),
+                name=name, step=step, ranks=ranks, replicas=replicas, files=tuple(entries),
                 libraries=dict(self._context.libraries), created_at=datetime.now(UTC),
             )
         )  # fmt: skip

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.errors import StageError
+from rlhf_core.mesh import current_mesh
 from rlhf_core.metrics import LossAndMetrics, Metric, merged
 from rlhf_core.models.adapters import adapter_state, is_adapted
 from rlhf_core.models.dropout import set_train_mode
@@ -82,7 +83,7 @@ class DeepSpeedEngine:
         self._total_steps = total_steps
         self._dropout = dropout
         self.counters = StepCounters()
-        self._size = dist.get_world_size()
+        self.mesh = current_mesh()
         # Without ZeRO, DeepSpeed clips but does not report the norm, so the reduced gradients are clipped here.
         self._manual = engine.sharding == 0
         self.device = (
@@ -119,9 +120,9 @@ class DeepSpeedEngine:
                 )
         deepspeed = import_deepspeed()
         parameters = sum(p.numel() for p in model.parameters())
-        settings = deepspeed_settings(self._config, self._optimizer_config, self._size, parameters)
+        settings = deepspeed_settings(self._config, self._optimizer_config, parameters)
         started, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=settings)
-        if self._manual and self._size == 1:
+        if self._manual and self.mesh.size == 1:
             started.enable_backward_allreduce = False  # it would copy all gradients to reduce those of one rank
         if isinstance(self.optimizer, Muon) and not self._manual:
             self.optimizer.layouts = layouts(started.optimizer, self._config.sharding)
@@ -136,7 +137,7 @@ class DeepSpeedEngine:
         """One optimizer step. `loss(model, micro_batch)` returns this micro-batch's part of the step's loss, a sum
         over its tokens divided by a count over the whole step, and its part of the metrics.
 
-        Gradients are summed over micro-batches and ranks, so how the sequences are split does not change the update.
+        Gradients are summed over micro-batches and replicas, so how the sequences are split does not change the update.
         If the gradient is not finite, the update is skipped: on all ranks, weights and optimizer state stay as they
         were, and the learning rate follows its schedule. Raises StageError if that makes `max_skipped_updates` in a
         row, or if the ranks have different numbers of micro-batches.
@@ -156,13 +157,13 @@ class DeepSpeedEngine:
                 self._engine.set_gradient_accumulation_boundary(i == len(micro_batches) - 1)
             with nullcontext() if self._dropout else self._no_random_numbers():
                 value, metrics = loss(self._engine, micro_batch)
-            # DeepSpeed takes the mean over ranks, and the update needs the sum.
-            self._engine.backward(value * self._size)
+            # DeepSpeed takes the mean over ranks, and the update needs the sum over replicas.
+            self._engine.backward(value * self.mesh.data)
             totals.add(metrics, micro_batch.loss_mask.sum())
         norm = self._apply()
         self.counters = self.counters.after(applied=math.isfinite(norm))
         self._require_progress()
-        means, maxima = totals.over_ranks(self.device)
+        means, maxima = totals.over_replicas(self.device)
         return StepMetrics(norm, rate, skipped=not math.isfinite(norm), means=means, maxima=maxima)
 
     @contextmanager
@@ -211,18 +212,15 @@ class DeepSpeedEngine:
     def measure(
         self, micro_batches: Sequence[B], metrics: Callable[[nn.Module, B], Mapping[str, Metric]]
     ) -> dict[str, float]:
-        """The metrics of all micro-batches of all ranks, in eval mode and without gradients; on every rank."""
+        """The metrics of all micro-batches of all replicas, in eval mode and without gradients; on every rank."""
         totals = MetricTotals()
         for part, reported in zip(micro_batches, self.forward(micro_batches, metrics), strict=True):
             totals.add(reported, part.num_trained_tokens)
-        return merged(*totals.over_ranks(self.device))
+        return merged(*totals.over_replicas(self.device))
 
     def total(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], Tensor]) -> Tensor:
-        """The sum of what `forward` returns, over micro-batches and ranks; on every rank."""
-        total = torch.stack(self.forward(micro_batches, function)).sum(0)
-        if self._size > 1:
-            dist.all_reduce(total)
-        return total
+        """The sum of what `forward` returns, over micro-batches and replicas; on every rank."""
+        return self.mesh.reduce(torch.stack(self.forward(micro_batches, function)).sum(0), over="data")
 
     def full_state_dict(self) -> dict[str, Tensor] | None:
         """On rank 0 the whole weights as CPU tensors, under the names of the wrapped HF model; None on other ranks.
@@ -276,12 +274,11 @@ class DeepSpeedEngine:
 
     def _require_same_count(self, count: int) -> None:
         """Ranks that run different numbers of forwards would deadlock."""
-        if self._size == 1:
+        if self.mesh.size == 1:
             if count == 0:
                 raise StageError("no micro-batches; use a filler on a rank that has no sequences")
             return
-        counts = torch.tensor([count, -count], device=self.device)
-        dist.all_reduce(counts, op=dist.ReduceOp.MIN)
+        counts = self.mesh.reduce(torch.tensor([count, -count], device=self.device), dist.ReduceOp.MIN, over="all")
         least, most = int(counts[0]), -int(counts[1])
         if least != most or least == 0:
             raise StageError(f"ranks have {least} to {most} micro-batches; all must have as many, and at least one")

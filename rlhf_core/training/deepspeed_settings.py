@@ -29,10 +29,8 @@ def import_deepspeed() -> Any:
     return deepspeed
 
 
-def deepspeed_settings(
-    engine: EngineConfig, optimizer: OptimizerConfig | None, size: int, parameters: int
-) -> dict[str, Any]:
-    """DeepSpeed's configuration of an engine on `size` ranks for a model with this number of parameters."""
+def deepspeed_settings(engine: EngineConfig, optimizer: OptimizerConfig | None, parameters: int) -> dict[str, Any]:
+    """DeepSpeed's configuration of an engine for a model with this number of parameters."""
     stage = engine.sharding
     settings: dict[str, Any] = {
         # The caller's micro-batches vary in number, and nothing is divided by a count: step() is the boundary, or, at
@@ -40,7 +38,6 @@ def deepspeed_settings(
         "managed_gradient_accumulation": stage == 0,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "train_batch_size": size,
         "steps_per_print": 1 << 62,
         "zero_allow_untested_optimizer": True,
         # torch's own AdamW works in host memory too; DeepSpeed's would be compiled at the first start.

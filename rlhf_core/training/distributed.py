@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore  # the types of torch.distributed do not export them
 
+from rlhf_core.mesh import Mesh, current_mesh, join_mesh
+
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -29,16 +31,22 @@ def host_store(host: str, port: int = 0) -> TCPStore:
         )
 
 
-def join_group(*, rank: int, size: int, address: str = "") -> None:
+def join_group(*, rank: int, size: int, address: str = "", sequence: int = 1, tensor: int = 1) -> Mesh:
     """Join the group of `size` ranks that meets at `address` (host:port of its store; a group of one needs none).
+
+    sequence, tensor: sizes of the mesh; a replica is as many ranks as their product.
 
     gloo on CPUs, nccl on GPUs. Every rank is a process of its own that sees one GPU at most. Joining again as the same
     rank is a no-op; as another one it raises RuntimeError. The process leaves the group when it exits.
     """
     if dist.is_initialized():
-        if (dist.get_rank(), dist.get_world_size()) != (rank, size):
-            raise RuntimeError(f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already")
-        return
+        mesh = current_mesh()
+        if (mesh.rank, mesh.size, mesh.sequence, mesh.tensor) != (rank, size, sequence, tensor):
+            raise RuntimeError(
+                f"this process is rank {mesh.rank} of {mesh.size} already, in a mesh of data {mesh.data} x sequence "
+                f"{mesh.sequence} x tensor {mesh.tensor}"
+            )
+        return mesh
     _set_environment(rank=rank, size=size)
     if address and (interface := interface_towards(address)):
         # Otherwise gloo binds to whatever the host's name resolves to, which other nodes may not reach.
@@ -54,6 +62,7 @@ def join_group(*, rank: int, size: int, address: str = "") -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     # gloo's threads, if they outlive the interpreter, now and then abort a process that has done all its work.
     atexit.register(_leave_group)
+    return join_mesh(sequence=sequence, tensor=tensor, timeout=TIMEOUT)
 
 
 def _leave_group() -> None:

@@ -39,13 +39,17 @@ class WorkerGroup(Protocol[W_co]):
     def size(self) -> int:
         """The number of ranks."""
 
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of the model, each of which is one rank or several."""
+
     def call(self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """`worker.method(*args)` on every rank; the results by rank. Raises StageError if a worker dies."""
 
     def scatter(
         self, method: Callable[Concatenate[W_co, S, P], R], shards: Sequence[S], /, *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
-        """`worker.method(shards[rank], *args)` on every rank; the results by rank."""
+        """`worker.method(shards[replica], *args)` on every rank, of its replica; the results by replica."""
 
     def aside(
         self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs
@@ -69,6 +73,10 @@ class InlineGroup(Generic[W]):
     def size(self) -> int:
         return 1
 
+    @property
+    def replicas(self) -> int:
+        return 1
+
     def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         self.before(method)
         return [getattr(self._worker, method.__name__)(*args, **kwargs)]
@@ -77,7 +85,7 @@ class InlineGroup(Generic[W]):
         self, method: Callable[Concatenate[W, S, P], R], shards: Sequence[S], /, *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
         if len(shards) != 1:
-            raise ValueError(f"{method.__name__}: {len(shards)} shards for 1 rank")
+            raise ValueError(f"{method.__name__}: {len(shards)} shards for 1 replica")
         self.before(method)
         return [getattr(self._worker, method.__name__)(shards[0], *args, **kwargs)]
 

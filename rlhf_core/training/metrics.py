@@ -1,4 +1,4 @@
-"""The reduction of metrics (rlhf_core.metrics): over the micro-batches and ranks of a step, and over steps."""
+"""The reduction of metrics (rlhf_core.metrics): over the micro-batches and replicas of a step, and over steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlhf_core.mesh import current_mesh
 from rlhf_core.metrics import Max, Metric, TokenMean, merged
 
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """Metrics of one optimizer step, over its micro-batches and ranks; equal on all ranks."""
+    """Metrics of one optimizer step, over its micro-batches and replicas; equal on all ranks."""
 
     gradient_norm: float  # before clipping
     learning_rate: float
@@ -43,8 +44,8 @@ class MetricTotals:
                 sums = self._token_sums if isinstance(metric, TokenMean) else self._sums
                 sums[name] = sums[name] + value if name in sums else value
 
-    def over_ranks(self, device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
-        """Means and maxima, as in StepMetrics, over all ranks. Every rank must have added the same names."""
+    def over_replicas(self, device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
+        """Means and maxima, as in StepMetrics, over all replicas. Every rank must have added the same names."""
         names, counted = sorted(self._sums), sorted(self._token_sums)
         totals = [*(self._sums[name] for name in names), *(self._token_sums[name] for name in counted), self._tokens]
         *values, tokens = _all_reduce(totals, dist.ReduceOp.SUM, device)
@@ -60,9 +61,7 @@ def _all_reduce(values: Sequence[Tensor], operation: dist.ReduceOp.RedOpType, de
     if not values:
         return []
     stacked = torch.stack([value.to(device) for value in values])
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(stacked, op=operation)
-    reduced: list[float] = stacked.tolist()
+    reduced: list[float] = current_mesh().reduce(stacked, operation, over="data").tolist()
     return reduced
 
 
@@ -70,7 +69,7 @@ def of_batch(metrics: Mapping[str, Metric], num_tokens: int) -> dict[str, float]
     """The metrics of one whole batch in one process; num_tokens: its trained tokens."""
     totals = MetricTotals()
     totals.add(metrics, num_tokens)
-    return merged(*totals.over_ranks(torch.device("cpu")))
+    return merged(*totals.over_replicas(torch.device("cpu")))
 
 
 def over_steps(steps: Sequence[StepMetrics], prefix: str = "") -> dict[str, float]:

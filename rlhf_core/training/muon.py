@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_core.config.stages.trained import MuonConfig
+from rlhf_core.mesh import current_mesh
 
 # The quintic of Jordan et al., Muon (2024): steepest at zero, so that small singular values grow fastest.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -130,12 +131,12 @@ class Muon(torch.optim.AdamW):
         On the device even where the optimizer's state is in host memory: NCCL sends nothing from there, and a GPU
         multiplies the matrices in a fraction of the time.
         """
-        rank, size = dist.get_rank(), dist.get_world_size()
+        mesh = current_mesh()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        partitions = direction.new_empty(size, direction.numel(), device=device)
+        partitions = direction.new_empty(mesh.size, direction.numel(), device=device)
         dist.all_gather_into_tensor(partitions.view(-1), direction.to(device))
         updates = torch.zeros_like(partitions)
-        for matrix in self.layouts[group_index][rank::size]:
+        for matrix in self.layouts[group_index][mesh.rank :: mesh.size]:
             matrix.write(updates, self._update(matrix.read(partitions)))
-        dist.all_reduce(updates)
-        return updates[rank].to(direction.device)
+        mesh.reduce(updates, over="all")
+        return updates[mesh.rank].to(direction.device)

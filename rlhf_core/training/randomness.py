@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 import numpy
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from rlhf_core.mesh import current_mesh
 
 
 def seed_everything(seed: int) -> None:
@@ -21,12 +22,13 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_rank(seed: int) -> None:
-    """Give every rank but the first a torch generator of its own (all devices), so that dropout differs between ranks.
+    """Give every replica but the first torch generators of its own (all devices): dropout differs between replicas, and
+    is the same on all ranks of one.
 
-    Rank 0 continues as it is, so a run of one rank does not depend on this call.
+    The first replica continues as it is, so a run of one does not depend on this call.
     """
-    if dist.get_rank() > 0:
-        torch.manual_seed(derived_seed(seed, f"rank {dist.get_rank()}"))
+    if replica := current_mesh().replica:
+        torch.manual_seed(derived_seed(seed, f"rank {replica}"))
 
 
 def derived_seed(seed: int, purpose: str) -> int:

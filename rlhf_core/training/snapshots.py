@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import IntegrityError
+from rlhf_core.mesh import current_mesh
 from rlhf_core.training.group import host_memory_only
 from rlhf_core.training.randomness import load_random_state, random_state
 from rlhf_core.training.state import RankState, Stateful
@@ -51,6 +51,7 @@ class SnapshotWorker(ABC):
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
+        self._rank = current_mesh().rank
         self._shared, self._own = HostCopy(), HostCopy()
         self._copied = self._fetched = RankState()
 
@@ -74,7 +75,7 @@ class SnapshotWorker(ABC):
             return {}
         written = self._context.workdir / folder.name
         write(self, written)
-        if dist.get_rank() != 0:
+        if self._rank != 0:
             return {}
         files = self._context.put_files(written)
         shutil.rmtree(written)
@@ -89,14 +90,14 @@ class SnapshotWorker(ABC):
             state = stateful.state()
             shared |= {f"{part}.{name}": tensor for name, tensor in state.shared.items()}
             own |= {f"{part}.{name}": tensor for name, tensor in state.own.items()}
-        keeps_shared = dist.get_rank() == 0
+        keeps_shared = self._rank == 0
         self._copied = RankState(self._shared.take(shared) if keeps_shared else {}, self._own.take(own))
 
     @host_memory_only
     def write_state(self, name: str) -> list[CheckpointFile]:
         """Upload what `copy_state` has copied to the checkpoint `name`. Safe in a thread beside the training's."""
-        files = {_own_file(dist.get_rank()): self._copied.own}
-        if dist.get_rank() == 0:
+        files = {_own_file(self._rank): self._copied.own}
+        if self._rank == 0:
             files[SHARED] = self._copied.shared
         entries = []
         for file, tensors in files.items():
@@ -112,8 +113,8 @@ class SnapshotWorker(ABC):
     def fetch_state(self, checkpoint: Checkpoint) -> str:
         """Download this rank's part of `checkpoint`; no state changes yet. Returns what is damaged, if any."""
         loaded = []
-        for file in (SHARED, _own_file(dist.get_rank())):
-            path = self._context.workdir / f"restoring-{dist.get_rank()}-{file}"
+        for file in (SHARED, _own_file(self._rank)):
+            path = self._context.workdir / f"restoring-{self._rank}-{file}"
             try:
                 self._context.checkpoints.fetch(checkpoint, file, path)
             except IntegrityError as error:

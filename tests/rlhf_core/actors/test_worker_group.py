@@ -77,8 +77,19 @@ def test_each_rank_knows_its_place_and_its_threads(group: RayWorkerGroup[Worker]
 
 def test_scatter_gives_each_rank_its_shard_and_all_the_rest(group: RayWorkerGroup[Worker]) -> None:
     assert group.scatter(Worker.add, [1, 2], 1000) == [2203, 2203]
-    with pytest.raises(ValueError, match="add: 3 shards for 2 ranks"):
+    with pytest.raises(ValueError, match="add: 3 shards for 2 replicas"):
         group.scatter(Worker.add, [1, 2, 3], 0)
+
+
+def test_ranks_of_one_replica_get_the_same_shard() -> None:
+    group = RayWorkerGroup(HALVES, Worker, tensor=2)
+    try:
+        assert (group.size, group.replicas) == (2, 1)
+        assert group.scatter(Worker.add, [3], 10) == [26]
+        with pytest.raises(ValueError, match="add: 2 shards for 1 replicas"):
+            group.scatter(Worker.add, [1, 2], 0)
+    finally:
+        group.shutdown()
 
 
 def test_a_call_aside_runs_beside_the_others(group: RayWorkerGroup[Worker]) -> None:

@@ -91,7 +91,5 @@ def trained_on_images(
     return Trained(worker.engine, losses, pictures)
 
 
-def _small_buckets(
-    engine: EngineConfig, optimizer: OptimizerConfig | None, size: int, parameters: int
-) -> dict[str, Any]:
-    return deepspeed_settings(engine, optimizer, size, min(parameters, 5000))
+def _small_buckets(engine: EngineConfig, optimizer: OptimizerConfig | None, parameters: int) -> dict[str, Any]:
+    return deepspeed_settings(engine, optimizer, min(parameters, 5000))

@@ -37,11 +37,11 @@ class Worker:
 
 def test_one_rank_answers_as_a_list_of_one() -> None:
     group: WorkerGroup[Worker] = InlineGroup(Worker, 100)
-    assert group.size == 1
+    assert group.size == group.replicas == 1
     assert dist.get_world_size() == 1
     assert group.call(Worker.add, 1, 2) == [103]
     assert group.scatter(Worker.add, [5], 1) == [106]
-    with pytest.raises(ValueError, match="add: 2 shards for 1 rank"):
+    with pytest.raises(ValueError, match="add: 2 shards for 1 replica"):
         group.scatter(Worker.add, [5, 6], 1)
     group.shutdown()
 

@@ -21,14 +21,14 @@ def test_every_type_is_reduced_its_own_way() -> None:
     totals = MetricTotals()
     totals.add({"a": Sum(torch.tensor(3)), "b": TokenMean(torch.tensor(1.0)), "c": Max(torch.tensor(-2.0))}, 1)
     totals.add({"a": Sum(torch.tensor(4)), "b": TokenMean(torch.tensor(4.0)), "c": Max(torch.tensor(-5.0))}, 3)
-    assert totals.over_ranks(CPU) == ({"a": 7.0, "b": 1.25}, {"c": -2.0})
+    assert totals.over_replicas(CPU) == ({"a": 7.0, "b": 1.25}, {"c": -2.0})
 
 
 def test_no_metrics_are_none_and_no_tokens_give_a_mean_of_zero() -> None:
     join_group(rank=0, size=1)
     totals = MetricTotals()
     totals.add({}, 0)
-    assert totals.over_ranks(CPU) == ({}, {})
+    assert totals.over_replicas(CPU) == ({}, {})
     assert of_batch({"b": TokenMean(torch.tensor(0.0))}, 0) == {"b": 0.0}
 
 
@@ -37,7 +37,7 @@ def test_a_metric_carries_no_graph_and_is_summed_in_float64() -> None:
     totals = MetricTotals()
     totals.add({"loss": Sum(torch.tensor(1.0, requires_grad=True) * 2**25)}, 1)
     totals.add({"loss": Sum(torch.tensor(1.0))}, 1)
-    assert totals.over_ranks(CPU) == ({"loss": 2.0**25 + 1}, {})
+    assert totals.over_replicas(CPU) == ({"loss": 2.0**25 + 1}, {})
 
 
 def test_steps_that_were_skipped_are_counted_and_not_averaged() -> None:

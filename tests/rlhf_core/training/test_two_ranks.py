@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from benchmarks.small_models import small_config, small_model
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.supervised.examples import Shard
-from rlhf_core.training.distributed import host_store
 from rlhf_core.training.metrics import over_steps
 from tests.rlhf_core.pictures import picture, vision_model
 from tests.rlhf_core.stages.supervised_runs import base_model
 from tests.rlhf_core.training.mixed_images import SPLITS, picture_and_text, trained_on_images
 from tests.rlhf_core.training.muon_reference import reference_steps
+from tests.rlhf_core.training.ranks import Answers, of, run_ranks
 from tests.rlhf_core.training.supervised_step import METHODS, one_step
 from tests.rlhf_core.training.tiny_engine import (
     GRADIENT,
@@ -40,8 +34,6 @@ from tests.rlhf_core.training.tiny_engine import (
 from tests.rlhf_core.training.two_ranks import balanced_step, distillation_worker
 
 pytestmark = pytest.mark.system
-
-Answers = tuple[list[dict[str, Any]], dict[str, Tensor]]
 
 
 @pytest.fixture(scope="module")
@@ -67,31 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answers(folder: Path) -> Answers:
-    """The numbers of both ranks, and the tensors of rank 0."""
-    store = host_store("127.0.0.1")
-    address = f"127.0.0.1:{store.port}"
-    command = [sys.executable, "-m", "tests.rlhf_core.training.two_ranks"]
-    environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), address, str(folder)], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=500)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
-    numbers = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
-    return numbers, load_file(folder / "rank0.safetensors")
-
-
-def of(answers: Answers, name: str) -> dict[str, Tensor]:
-    found = {key.removeprefix(f"{name}/"): t for key, t in answers[1].items() if key.startswith(f"{name}/")}
-    assert found
-    return found
+    return run_ranks("tests.rlhf_core.training.two_ranks", 2, folder)
 
 
 @pytest.mark.slow("starts two ranks for all tests of the file")

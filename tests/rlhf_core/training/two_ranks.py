@@ -1,19 +1,15 @@
-"""What tests/rlhf_core/training/test_two_ranks.py asks of each of two ranks: `python two_ranks.py RANK ADDRESS FOLDER`.
+"""What tests/rlhf_core/training/test_two_ranks.py asks of each of two ranks.
 
 FOLDER holds the models `dense` and `experts`; each rank leaves its answers there, as numbers and tensors by name.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlhf_core.artifacts.manifest import Kind
@@ -39,6 +35,7 @@ from rlhf_core.types import PackedBatch
 from tests.rlhf_core.laid_out import LAYOUTS, use_layout
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.training.mixed_images import SPLITS, picture_and_text, trained_on_images
+from tests.rlhf_core.training.ranks import Answer, write_answers
 from tests.rlhf_core.training.supervised_step import METHODS, one_step
 from tests.rlhf_core.training.tiny_engine import (
     GRADIENT,
@@ -51,8 +48,6 @@ from tests.rlhf_core.training.tiny_engine import (
     gradient,
     loss,
 )
-
-Answer = tuple[str, dict[str, Any], dict[str, Tensor]]
 
 
 def share(rank: int, tokens_per_micro_batch: int) -> list[PackedBatch]:
@@ -281,28 +276,8 @@ def balanced_step(engine: DeepSpeedEngine, parts: list[PackedBatch]) -> StepMetr
 def main(rank: int, address: str, folder: Path) -> None:
     torch.set_num_threads(1)
     join_group(rank=rank, size=2, address=address)
-    numbers: dict[str, Any] = {}
-    tensors: dict[str, Tensor] = {}
-    for scenario in (
-        metrics,
-        gradients,
-        skipping,
-        muon,
-        offload,
-        experts,
-        rows,
-        dropout,
-        validation,
-        distillation,
-        supervised,
+    scenarios = (
+        metrics, gradients, skipping, muon, offload, experts, rows, dropout, validation, distillation, supervised,
         images,
-    ):
-        for name, found, state in scenario(rank, folder):
-            numbers[name] = found
-            tensors |= {f"{name}/{key}": value.contiguous() for key, value in state.items()}
-    (folder / f"rank{rank}.json").write_text(json.dumps(numbers))
-    save_file(tensors, folder / f"rank{rank}.safetensors")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    )  # fmt: skip
+    write_answers(rank, folder, (answer for scenario in scenarios for answer in scenario(rank, folder)))
