@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.word_models import SHAPES, make_model, word_ids
 from rlhf_core.chat.encoding import Tokenizer, load_tokenizer
-from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.environments import Environments, EpisodeEnvironment, Feedback, Reply
 from rlhf_core.episodes.rollouter import Rollouter, Start
@@ -83,7 +83,7 @@ def words(source: random.Random, count: int) -> str:
 
 def played(engines: Engines, tokenizer: Tokenizer, side: str, environments: Environments) -> tuple[float, int]:
     """Return the seconds, and the sampled tokens."""
-    config = RolloutEngineConfig(max_length=_MAX_LENGTH, repeatable=side != "concurrent")
+    config = VllmEngineConfig(max_length=_MAX_LENGTH, repeatable=side != "concurrent")
     source = random.Random(0)
     rows = [{"id": str(i), "prompt": [{"role": "user", "content": words(source, _PROMPT)}]} for i in range(_EPISODES)]
     starts = [
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_model(_SHAPE, Path(folder), ends_after=_REPLY)
         tokenizer = load_tokenizer(Path(folder))
-        config = RolloutEngineConfig(max_length=_MAX_LENGTH, threads=2, max_sequences=_EPISODES)
+        config = VllmEngineConfig(max_length=_MAX_LENGTH, threads=2, max_sequences=_EPISODES)
         with engine_in_child(Path(folder), EngineSettings(config, "float32", seed=0)) as engine:
             of_side: dict[str, Engines] = {_SIDES[0]: WithoutPrefixes(engine)}
             for case, (turns, seconds) in _CASES.items():

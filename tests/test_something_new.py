@@ -18,6 +18,7 @@ import torch
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.chat.encoding import load_tokenizer
 from rlhf_core.chat.templates import SHIPPED
+from rlhf_core.config.engines.rollout import RolloutEngineConfig
 from rlhf_core.config.environments.environments import ToolsEnvironment
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.preference import PreferenceConfig
@@ -35,6 +36,7 @@ from rlhf_core.preflight.look import preflight
 from rlhf_core.recipe.loading import load_recipe
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.rollout.engine import EngineSettings, Request, SamplingParameters, start_engine
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import preference, rl
@@ -117,6 +119,11 @@ def test_a_recipe_takes_all_of_them(recipe: str) -> None:
             "data.riddles.on_long_row=truncate",
             "on_long_row: a riddle that is cut has another answer",
         ),
+        (
+            "rl.rollout={type: constant, max_length: 40, tokn: 1}",
+            "unknown key `rl.rollout.tokn`, did you mean `token`?",
+        ),
+        ("rl.rollout={max_length: 40, token: 1}", "unknown key `rl.rollout.token`"),
         ("measur={}", "unknown key `measur`, did you mean `measure`?"),
     ],
 )
@@ -140,6 +147,17 @@ def test_checks_of_the_stage_are_called_before_anything_runs(recipe: str) -> Non
         preflight(load_recipe(recipe, ["measure.max_length=3"]))
     (Path(recipe).parent / "riddles.jsonl").write_text(json.dumps({"riddle": "What?", "answer": "a"}))
     assert preflight(load_recipe(recipe)) == ["measure: there is one riddle to measure"]
+
+
+def test_engines_are_checked_before_anything_runs_and_started_by_their_type(recipe: str) -> None:
+    rollout = "rl.rollout={type: constant, max_length: 40, token: %d}"
+    with pytest.raises(RecipeError, match=r"rl\.rollout: token is 9999, but the vocabulary has"):
+        preflight(load_recipe(recipe, [rollout % 9999]))
+    config = RolloutEngineConfig.chosen({"type": "constant", "max_length": 8, "token": 7})
+    assert isinstance(config, RolloutEngineConfig)
+    engine = start_engine(Path(), EngineSettings(config, "float32", seed=0))
+    (completion,) = engine.generate([Request([1, 2], SamplingParameters(1.0, 1.0, 3, ()), seed=1)])
+    assert completion.token_ids == (7, 7, 7)
 
 
 def test_the_stage_reads_the_format_in_jobs(

@@ -18,13 +18,12 @@ from rlhf_core.actors.calls import ASIDE, leave, wait
 from rlhf_core.actors.placement import reserve, runtime_environment
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.plugins import require, required
 from rlhf_core.contract import Before, StageContext
-from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
+from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, start_engine
 from rlhf_core.rollout.engines import verb
 from rlhf_core.rollout.publication import Files, Publication, received
-from rlhf_core.rollout.vllm.environment import take_temporary_folder
 from rlhf_core.system.scratch import remove_all
-from rlhf_core.system.threads import use_threads
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -44,16 +43,13 @@ def engine_bundles(config: RolloutEngineConfig) -> list[dict[str, float]]:
 class EngineActor:
     """One engine in a process of its own, on any node: it fetches the model itself."""
 
-    def start(
-        self, model: ArtifactRef, context: StageContext, settings: EngineSettings, environment: Mapping[str, str]
-    ) -> None:
+    def inherit(self, environment: Mapping[str, str], plugins: Mapping[str, str]) -> None:
+        """Called first: what `start` receives may be of a plugin."""
         forwarding.inherit(environment)
-        take_temporary_folder()
-        use_threads(settings.config.num_threads)
-        # Importing vLLM takes seconds, which only the actors should spend.
-        from rlhf_core.rollout.vllm.engine import VllmEngine
+        require(plugins)
 
-        self._engine = VllmEngine(context.fetch(model).folder, settings)
+    def start(self, model: ArtifactRef, context: StageContext, settings: EngineSettings) -> None:
+        self._engine = start_engine(context.fetch(model).folder, settings)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._engine, method)(*args, **kwargs)
@@ -101,7 +97,8 @@ class EngineGroup:
                 name = f"engine {index}"
                 actor = self._actors[name] = _create(settings.config, group, first_bundle + index)
                 self._stack.callback(ray.kill, actor)
-                self._starts[actor.start.remote(model, context, settings, forwarding.received())] = name
+                self._starts[actor.inherit.remote(forwarding.received(), required())] = name
+                self._starts[actor.start.remote(model, context, settings)] = name
             started.pop_all()
 
     def __enter__(self) -> Self:

@@ -22,6 +22,7 @@ class TypedConfig(Config):
     """
 
     family: ClassVar[str]  # their name in messages, such as `reward`
+    default_type: ClassVar[str | None] = None  # the type if `type` is missing; none: it is required
 
     type: str
 
@@ -45,12 +46,13 @@ class TypedConfig(Config):
         classes = cls.classes()
         if isinstance(raw, cls):
             return raw
-        kind = raw.get("type") if isinstance(raw, Mapping) else None
+        written = raw.get("type") if isinstance(raw, Mapping) else None
+        kind = cls.default_type if written is None and isinstance(raw, Mapping) else written
         if isinstance(kind, str) and kind in classes:
             try:
                 return classes[kind].model_validate_json(json.dumps(raw))
             except ValidationError as error:
-                problems = list(located(error, kind))
+                problems = list(located(error, *([] if written is None else [kind])))
         elif not isinstance(raw, Mapping):
             text = f"write a mapping with a key `type`, which chooses the {cls.family}: one of {', '.join(classes)}"
             problems = [InitErrorDetails(type=raised(text), input=raw)]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from rlhf_core.config.base import Config
-from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.recipe.mistakes import sentence
 from rlhf_core.recipe.yaml_text import YAMLTextError, read_yaml
@@ -36,7 +36,7 @@ def _validated(config: type[C], values: Mapping[str, Any], called: Callable[[str
         ) from error
 
 
-def engine_config(overrides: Sequence[str], *, max_length: int, engines: int = 1) -> RolloutEngineConfig:
+def engine_config(overrides: Sequence[str], *, max_length: int, engines: int = 1) -> VllmEngineConfig:
     """Build the settings of one of `engines` engines on this machine. overrides: `key=value`, settings of `rollout`."""
     values: dict[str, Any] = {
         "max_length": max_length,
@@ -51,7 +51,7 @@ def engine_config(overrides: Sequence[str], *, max_length: int, engines: int = 1
             values[key.strip()] = read_yaml(text)
         except YAMLTextError as error:
             raise RecipeError(f"--rollout {setting}: {error}") from error
-    return _validated(RolloutEngineConfig, values, lambda key: f"--rollout {key}")
+    return _validated(VllmEngineConfig, values, lambda key: f"--rollout {key}")
 
 
 def _sentence(

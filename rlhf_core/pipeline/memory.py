@@ -28,8 +28,8 @@ from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.engines.rollout import RolloutEngineConfig
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.stages.base import HeldModel, StageConfig
+from rlhf_core.models.folders.caches import caches_all_tokens
 from rlhf_core.models.folders.folder import text_config
-from rlhf_core.models.folders.served import caches_all_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,5 @@ def _activations(engine: EngineConfig, shape: Shape, placement: Placement) -> fl
 def _of_engine(rollout: RolloutEngineConfig, shape: Shape, dtype: Dtype) -> float:
     spread = rollout.gpus_of_engine
     of_token = 2.0 * shape.layers * shape.key_value_heads * (shape.hidden / shape.heads) * DTYPE_BYTES[dtype]
-    cache = of_token * rollout.max_length
-    if not rollout.gpus_per_engine:
-        largest = rollout.cpu_cache_gib * 2**30
-        cache = min(largest, rollout.max_sequences * cache) if shape.caches_all_tokens else largest
+    cache = rollout.cache_bytes(of_token * rollout.max_length, of_all_tokens=shape.caches_all_tokens)
     return (DTYPE_BYTES[dtype] * shape.parameters + cache) / spread

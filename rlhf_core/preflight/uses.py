@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlhf_core.config.base import Dtype
+from rlhf_core.config.engines.rollout import ENGINES
 from rlhf_core.config.rewards.rewards import ModelReward
 from rlhf_core.config.stages.base import StageConfig
+from rlhf_core.contract import load_function
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.models.folders.readers import (
     STORED_SEPARATOR,
@@ -16,7 +18,6 @@ from rlhf_core.models.folders.readers import (
     scale_problem,
     separator_problem,
 )
-from rlhf_core.models.folders.served import problems_on_cpu, split_problems
 from rlhf_core.preflight.lengths import tokenizer_of
 from rlhf_core.preflight.model import BaseModel
 from rlhf_core.preflight.stages.tokens import same_tokens
@@ -33,11 +34,10 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
     config, model = node.config, models.get(node.name)
     if model is None:
         return
-    if config.engines is not None and not config.engines.gpus_per_engine:
-        unserved = problems_on_cpu(model.settings, config.engines, _dtype(nodes, node.name))
+    if config.engines is not None:
+        check = load_function(ENGINES[config.engines.type].checks)
+        unserved = check(model.settings, model.class_settings, config.engines, _dtype(nodes, node.name))
         yield from (f"rollout: {problem}" for problem in unserved)
-    if config.engines is not None and config.engines.gpus_of_engine > 1:
-        yield from (f"rollout: {reason}" for reason in split_problems(model.class_settings, config.engines))
     yield from _readers(config, node, models, root)
     if config.engines is not None:
         yield from _judges(config, config.engines.max_length, node, nodes, models, root)

@@ -1,4 +1,4 @@
-"""A vLLM engine in a child process, for a process that trains: vLLM would take its process group, and end it."""
+"""An engine in a child process, for a process that trains: vLLM would take its process group, and end it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from typing import Any
 
 from rlhf_core.processes.child_output import ChildOutput, kept_output
 from rlhf_core.processes.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings
+from rlhf_core.rollout.engine import EngineSettings, start_engine
 from rlhf_core.rollout.engines import OneEngine
-from rlhf_core.rollout.vllm.environment import take_temporary_folder
-from rlhf_core.system.threads import use_threads
 
 _engines: dict[int, Any] = {}  # in the child
 _numbers = itertools.count()
 
 
 class ChildEngine(OneEngine):
-    """A VllmEngine in `process`, which may have several; what it raises is raised here."""
+    """An engine in `process`, which may have several; what it raises is raised here."""
 
     def __init__(self, process: ChildProcess, folder: Path, settings: EngineSettings) -> None:
         super().__init__()
@@ -36,7 +34,7 @@ class ChildEngine(OneEngine):
 def engine_in_child(
     folder: Path, settings: EngineSettings, environment: Mapping[str, str] = {}, output: ChildOutput | None = None
 ) -> Iterator[ChildEngine]:
-    """A vLLM engine in a process of its own, which ends with this context. environment: further variables of it;
+    """An engine in a process of its own, which ends with this context. environment: further variables of it;
     output: see ChildProcess."""
     threads = {"OMP_NUM_THREADS": str(settings.config.num_threads), "HF_HUB_OFFLINE": "1"}
     with ChildProcess("the engine's process", threads | dict(environment), output) as process:
@@ -53,12 +51,7 @@ def quiet_engine(folder: Path, settings: EngineSettings) -> Iterator[ChildEngine
 
 
 def _start(number: int, folder: Path, settings: EngineSettings) -> None:
-    if not _engines:
-        take_temporary_folder()
-    use_threads(settings.config.num_threads)
-    from rlhf_core.rollout.vllm.engine import VllmEngine
-
-    _engines[number] = VllmEngine(folder, settings)
+    _engines[number] = start_engine(folder, settings)
 
 
 def _call(number: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 from rlhf_core.config.base import Dtype
-from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.engines.rollout import ENGINES, RolloutEngineConfig, SamplingConfig
 from rlhf_core.config.stages.trained import LoraConfig
+from rlhf_core.contract import load_function
+from rlhf_core.system.threads import use_threads
 from rlhf_core.types import Completion
 
 
@@ -134,3 +136,10 @@ class RolloutEngine(Protocol):
     def shutdown(self) -> None:
         """Release all resources. The engine cannot be used afterwards."""
         return None
+
+
+def start_engine(folder: Path, settings: EngineSettings) -> RolloutEngine:
+    """The engine of `settings.config.type`, in a process that is for engines."""
+    use_threads(settings.config.num_threads)
+    engine: RolloutEngine = load_function(ENGINES[settings.config.type].implementation)(folder, settings)
+    return engine

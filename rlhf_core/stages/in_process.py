@@ -27,16 +27,16 @@ OpenEngine = Callable[[EngineSpec, StageContext], AbstractContextManager[OneEngi
 
 
 @contextmanager
-def vllm_in(process: ChildProcess, spec: EngineSpec, context: StageContext) -> Iterator[OneEngine]:
-    """Start a vLLM engine in `process`, for as long as the context lasts."""
+def engine_in(process: ChildProcess, spec: EngineSpec, context: StageContext) -> Iterator[OneEngine]:
+    """Start an engine in `process`, for as long as the context lasts."""
     engine = ChildEngine(process, spec.model.folder, spec.settings)
     yield engine
     engine.shutdown()
 
 
 @contextmanager
-def vllm_in_child(spec: EngineSpec, context: StageContext) -> Iterator[OneEngine]:
-    """Start a vLLM engine in a process of its own, which ends with this context."""
+def engine_beside(spec: EngineSpec, context: StageContext) -> Iterator[OneEngine]:
+    """Start an engine in a process of its own, which ends with this context."""
     with engine_in_child(spec.model.folder, spec.settings, _devices(spec)) as engine:
         yield engine
 
@@ -44,7 +44,7 @@ def vllm_in_child(spec: EngineSpec, context: StageContext) -> Iterator[OneEngine
 class InProcessCluster:
     """Implements stages.cluster.Cluster with one rank and one engine, whatever the recipe's placement is."""
 
-    def __init__(self, open_engine: OpenEngine = vllm_in_child) -> None:
+    def __init__(self, open_engine: OpenEngine = engine_beside) -> None:
         self._open_engine = open_engine
 
     @contextmanager

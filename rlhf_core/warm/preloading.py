@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import rlhf_core
-from rlhf_core.rollout.vllm.environment import set_vllm_environment
+from rlhf_core.config.engines.rollout import ENGINES
+from rlhf_core.contract import load_function
 
 # Imports of the shipped stages' jobs, ranks and engines that take most of the time. `.*`: all modules below.
 LIBRARIES = (
@@ -24,8 +25,7 @@ LIBRARIES = (
     "transformers.models.llama.modeling_llama",
     "peft",
     "deepspeed",
-    "vllm.entrypoints.llm",
-    "vllm.v1.worker.cpu_worker",
+    *(module for entry in ENGINES.values() for module in entry.warm_modules),
     "s3fs",
     "wandb",
     "tensorboard.summary.writer.event_file_writer",
@@ -37,7 +37,8 @@ LIBRARIES = (
 
 def preload(libraries: Sequence[str] = LIBRARIES) -> None:
     """Import `libraries`, those that are installed. Raises RuntimeError if one has started a thread."""
-    set_vllm_environment()
+    for entry in ENGINES.values():
+        load_function(entry.environment)()
     # Else OpenMP and BLAS start threads at their import. Whoever computes in a fork sets its own number.
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # of Arrow's allocator

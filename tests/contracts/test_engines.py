@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
@@ -82,7 +82,7 @@ class OfGroup:
 
 @pytest.fixture(scope="module")
 def vllm_engine(engine_process: ChildProcess, folder: Path, model_weights: Weights) -> Iterator[RolloutEngine]:
-    config = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
+    config = VllmEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
     engine = ChildEngine(engine_process, folder, EngineSettings(config, "float32", seed=0))
     yield cast(RolloutEngine, OfGroup(engine))
     engine.shutdown()

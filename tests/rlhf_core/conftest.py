@@ -12,7 +12,7 @@ import ray
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.processes.child_process import ChildProcess
-from rlhf_core.stages.in_process import InProcessCluster, vllm_in
+from rlhf_core.stages.in_process import InProcessCluster, engine_in
 from rlhf_core.warm.client import SOCKET_VARIABLE
 
 
@@ -48,4 +48,4 @@ def ray_cluster(_ray: None, warm_socket: Path) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def in_process(engine_process: ChildProcess) -> InProcessCluster:
     """Without Ray, and with real engines."""
-    return InProcessCluster(partial(vllm_in, engine_process))
+    return InProcessCluster(partial(engine_in, engine_process))

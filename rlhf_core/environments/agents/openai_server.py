@@ -43,7 +43,7 @@ from rlhf_core.environments.agents.openai_requests import (
 )
 from rlhf_core.environments.agents.program import Call, CallError, Policy
 from rlhf_core.errors import StageError
-from rlhf_core.rollout.vllm.tool_calls import ToolCallParser
+from rlhf_core.rollout.tool_calls import ToolCallParser
 
 _LONGEST_BODY = 2**22  # bytes
 _LONGEST_BODY_WITH_IMAGES = 2**26  # each is in base64, again in every request of a conversation

@@ -18,7 +18,7 @@ from rlhf_core.environments.tools.tool_calls import ToolCalls
 from rlhf_core.environments.tools.toolset import EpisodeTools, ToolResult
 from rlhf_core.errors import EpisodeError, RecipeError
 from rlhf_core.rewards.servers import shown
-from rlhf_core.rollout.vllm.tool_calls import ParsedReply, ToolCallParser
+from rlhf_core.rollout.tool_calls import ParsedReply, ToolCallParser
 
 _GATEWAY = (502, 504)  # statuses of a proxy, if the server is unreachable
 

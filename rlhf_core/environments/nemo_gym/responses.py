@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_core.rollout.vllm.tool_calls import ToolCall
+from rlhf_core.rollout.tool_calls import ToolCall
 
 _REASONING = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 

@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_core.config.environments.tools import CallsTools
 from rlhf_core.environments.base import Feedback
 from rlhf_core.environments.tools.toolset import EpisodeTools, ToolResult
-from rlhf_core.rollout.vllm.tool_calls import ToolCall
+from rlhf_core.rollout.tool_calls import ToolCall
 
 _UNREADABLE = "Error: this call cannot be read"
 

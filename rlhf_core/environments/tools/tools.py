@@ -17,7 +17,7 @@ from rlhf_core.environments.base import Environments, EpisodeEnvironment, Feedba
 from rlhf_core.environments.tools.tool_calls import ToolCalls
 from rlhf_core.environments.tools.toolset import EpisodeTools, Toolset
 from rlhf_core.errors import RecipeError
-from rlhf_core.rollout.vllm.tool_calls import ToolCallParser
+from rlhf_core.rollout.tool_calls import ToolCallParser
 
 
 class ToolEnvironments(Environments):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.weights import require_fit
@@ -42,6 +43,7 @@ class VllmEngine(RolloutEngine):
         """
         require_fit(folder, "causal")
         self._folder = folder
+        assert isinstance(settings.config, VllmEngineConfig)
         self._config = settings.config
         self._lora = settings.lora
         self._version = 0

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from functools import cache
 
 from rlhf_core.system.scratch import new_folder
 
@@ -19,8 +20,9 @@ def set_vllm_environment() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")  # an error is raised too; its dump has a hundred pages
 
 
+@cache
 def take_temporary_folder() -> None:
-    """Python's temporary folder becomes a scratch folder, in a process that is for engines: vLLM leaves files there."""
+    """Give a process of engines a scratch folder as Python's temporary folder, once: vLLM leaves files there."""
     # Its sockets stay where they were: their paths must be short.
     os.environ.setdefault("VLLM_RPC_BASE_PATH", tempfile.gettempdir())
     tempfile.tempdir = str(new_folder("engine"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.base import Dtype
-from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import VllmEngineConfig
 
 HEALTH = "/health"
 
@@ -25,7 +25,7 @@ class Served:
 
     name: str  # of the model, for its clients
     folder: Path
-    config: RolloutEngineConfig
+    config: VllmEngineConfig
     dtype: Dtype
     stop_token_ids: tuple[int, ...]  # that end a reply
     chat_template: str | None = None  # none: the tokenizer's own

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.models.adapters import adapted_layers
 from rlhf_core.models.folders.class_config import class_config, settings_of
 from rlhf_core.models.folders.folder import text_config
 from rlhf_core.models.folders.remote_code import reads_images
-from rlhf_core.models.folders.served import cpu_cache_bytes, problems_on_cpu, split_problems
 from rlhf_core.rollout.engine import EngineSettings
+from rlhf_core.rollout.vllm.checks import cpu_cache_bytes, problems_on_cpu, split_problems
 from rlhf_core.rollout.vllm.environment import set_vllm_environment
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM has kernels for; recipes may ask for no more
@@ -29,6 +30,7 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
     model: the folder's config.json. Raises ValueError where vLLM cannot serve it with these settings.
     """
     config = settings.config
+    assert isinstance(config, VllmEngineConfig)
     _check_length(config.max_length, model)
     # vLLM reads its environment when imported, and importing it takes seconds: so here, and not above.
     set_vllm_environment()

@@ -10,7 +10,7 @@ from ray.cloudpickle import register_pickle_by_value
 
 from rlhf_core.actors.engines import EngineGroup, engine_bundles
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.errors import StageError, WeightSyncError
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters
 from rlhf_core.rollout.proof import Expected, verify_weights
@@ -23,7 +23,7 @@ from tests.rlhf_core.stages.context import LocalContext, local_input
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("ray_cluster")]
 register_pickle_by_value(stage_context)  # the actors cannot import a test module
 
-CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16, engines=2, cpus_per_engine=0.5)
+CONFIG = VllmEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16, engines=2, cpus_per_engine=0.5)
 PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 7], [1, 30]]
 PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23]]
 PARAMETERS = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,))

@@ -14,7 +14,7 @@ import ray
 from rlhf_core.actors.placement import halves, require_possible, reserve, shared_bundles, worker_bundles
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.engines.placement import Placement
-from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.errors import StageError
 from rlhf_core.tracking.protocol import Progress, parse
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.system
 
 def test_a_worker_and_its_engine_share_a_bundle_and_its_gpu() -> None:
     placement = Placement(workers=2, cpus_per_worker=1.5, gpus_per_worker=1.0)
-    rollout = RolloutEngineConfig(max_length=8, engines=2, cpus_per_engine=1.0, gpus_per_engine=1.0)
+    rollout = VllmEngineConfig(max_length=8, engines=2, cpus_per_engine=1.0, gpus_per_engine=1.0)
     assert shared_bundles(placement, rollout) == [{"CPU": 2.5, "GPU": 1.0}] * 2
     worker, engine = halves(placement, rollout)
     assert (worker.gpus_per_worker, engine.gpus_per_engine) == (0.5, 0.5)

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from rlhf_core.chat.templates import SHIPPED
-from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.config.environments.environments import NemoGymEnvironment
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.environments import Feedback, Reply, rows_to_play
@@ -23,7 +23,7 @@ from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import EpisodeError, RewardError, StageError
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
-from rlhf_core.rollout.vllm.tool_calls import ParsedReply, ToolCall
+from rlhf_core.rollout.tool_calls import ParsedReply, ToolCall
 from tests.rlhf_core.chat.families import byte_level
 from tests.rlhf_core.environments.resource_server import TOOLS, ResourceServer, resource_server, row
 
@@ -176,7 +176,7 @@ def rollouter(
         reply = says(text, text.count("<|im_start|>tool"))
         return [*CHATML(reply, add_special_tokens=False)["input_ids"], end]
 
-    config = RolloutEngineConfig(max_length=max_length, **settings)
+    config = VllmEngineConfig(max_length=max_length, **settings)
     return Rollouter(InlineEngines(ScriptedEngine(script, max_length=max_length)), CHATML, config, environments)
 
 

@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 from rlhf_core.chat.encoding import Tokenizer
 from rlhf_core.environments.agents.openai_server import OpenAIServer
 from rlhf_core.episodes.calls import Calls, joined
-from rlhf_core.rollout.vllm.tool_calls import ParsedReply, ToolCall, ToolCallParser
+from rlhf_core.rollout.tool_calls import ParsedReply, ToolCall, ToolCallParser
 from tests.rlhf_core.environments.policies import completed, policy, tokenizer_in
 
 pytestmark = [pytest.mark.parts, pytest.mark.usefixtures("forked")]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlhf_core.chat.templates import SHIPPED
-from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.config.environments.environments import ToolsEnvironment
 from rlhf_core.config.environments.tools import FunctionTool
 from rlhf_core.contract import StageContext
@@ -26,7 +26,7 @@ from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
-from rlhf_core.rollout.vllm.tool_calls import ParsedReply, ToolCallParser
+from rlhf_core.rollout.tool_calls import ParsedReply, ToolCallParser
 from tests.rlhf_core.chat.families import TURNS, byte_level
 from tests.rlhf_core.stages.supervised_runs import context_of
 
@@ -162,7 +162,7 @@ def test_only_what_the_policy_sampled_is_trained(tools: ToolEnvironments) -> Non
     (row,) = rows_to_play([ROW], tools)
     (prompt,) = to_prompts([row], CHATML, max_tokens=4000)
     assert '"name": "put"' in CHATML.decode(prompt.token_ids)
-    config = RolloutEngineConfig(max_length=6000)
+    config = VllmEngineConfig(max_length=6000)
     rollouter = Rollouter(InlineEngines(ScriptedEngine(script, max_length=6000)), CHATML, config, tools)
     (made,) = rollouter.play([Start(prompt, lambda turn: turn)], SamplingConfig(temperature=1.0, max_tokens=200))
     assert CHATML.decode(made.token_ids[made.loss_mask]) == "".join(f"{text}<|im_end|>" for text in says)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlhf_core.chat.templates import SHIPPED
-from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.config.environments.environments import ByRow, ExecutorEnvironment, FunctionEnvironment, ToolsEnvironment
 from rlhf_core.config.environments.tools import FunctionTool
 from rlhf_core.data.prompts import to_prompts
@@ -22,7 +22,7 @@ from rlhf_core.environments.tools.tools import ToolEnvironments
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
-from rlhf_core.rollout.vllm.tool_calls import ParsedReply
+from rlhf_core.rollout.tool_calls import ParsedReply
 from rlhf_core.types import Trajectory
 from tests.rlhf_core.chat.families import byte_level
 
@@ -114,7 +114,7 @@ def played(environments: Environments, *, repeatable: bool, episodes: int = EPIS
     ]
     end = CHATML.convert_tokens_to_ids("<|im_end|>")
     engines = InlineEngines(ScriptedEngine(lambda prompt, seed: [end], max_length=4000))
-    config = RolloutEngineConfig(max_length=4000, repeatable=repeatable)
+    config = VllmEngineConfig(max_length=4000, repeatable=repeatable)
     prompts = to_prompts(list(rows_to_play(rows, environments)), CHATML, max_tokens=3000)
     starts = [Start(prompt, lambda turn: turn) for prompt in prompts]
     return Rollouter(engines, CHATML, config, environments).play(starts, SamplingConfig(max_tokens=8))

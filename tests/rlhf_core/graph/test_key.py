@@ -3,18 +3,30 @@
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.base import operational
+from rlhf_core.config.engines.rollout import ENGINES, EngineEntry, RolloutEngineConfig
 from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.contract import Stage
+from rlhf_core.errors import RecipeError
 from rlhf_core.graph.graph import build_graph
 from rlhf_core.recipe.loading import load_recipe
 from rlhf_core.stages.key import stage_key
 from tests.rlhf_core.recipe_text import RECIPE
 
+
+class Constant(RolloutEngineConfig):
+    type: Literal["constant"]
+
+
+CONSTANT = EngineEntry(
+    Constant, "none:start", checks="none:checks", tool_parser="none:parser", library="constants",
+    distributions=("constants",), environment="none:environment",
+)  # fmt: skip
 LIBRARIES = {"torch": "2.13.0", "vllm": "0.32.0"}
 TRAINED = """sft: &training {dataset: talks, batch_size: 2, max_length: 64, optimizer: {learning_rate: 1e-3}}
 reward_model: *training
@@ -158,3 +170,18 @@ def test_the_content_of_a_users_file_counts(folder: Folder, file: str, nodes: It
 def test_another_version_of_a_library_changes_every_key(folder: Folder) -> None:
     before, after = folder.keys(), folder.keys(torch="2.14.0")
     assert all(before[name] != after[name] for name in ALL)
+
+
+def test_a_kind_of_engines_changes_the_keys_of_stages_that_have_it(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = folder.keys()
+    monkeypatch.setitem(ENGINES, "constant", CONSTANT)
+    assert folder.keys("rl.rollout.type=vllm", constants="1") == before
+    constant = [folder.keys("rl.rollout.type=constant", constants=version) for version in "12"]
+    for keys, other in (constant, (constant[0], before)):
+        assert {name for name in keys if keys[name] != other[name]} == AFTER_RL
+    with pytest.raises(RecipeError, match="constants, which the engines of this stage are of, is not installed here"):
+        folder.keys("rl.rollout.type=constant")
+    with pytest.raises(RecipeError, match="there is no engine `vlm`, did you mean `vllm`"):
+        folder.keys("rl.rollout.type=vlm")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
@@ -24,7 +24,7 @@ from tests.rlhf_core.rollout.models import disturb, expected_logprobs, make_mode
 
 pytestmark = pytest.mark.parts
 
-CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
+CONFIG = VllmEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23], [1, 3]]
 EXCHANGED = ("model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from rlhf_core.chat.tokenizers import word_level_tokenizer
-from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.models.packed import PolicyModel
@@ -24,7 +24,7 @@ from tests.rlhf_core.rollout.models import EOS, make_model
 
 pytestmark = pytest.mark.parts
 
-CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=64)
+CONFIG = VllmEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=64)
 PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 8]] * 16
 
 PAIRS = list(enumerate(PROMPTS[:4]))

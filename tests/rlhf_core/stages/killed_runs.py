@@ -22,7 +22,7 @@ from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.contract import Input
-from rlhf_core.stages.in_process import InProcessCluster, OpenEngine, vllm_in_child
+from rlhf_core.stages.in_process import InProcessCluster, OpenEngine, engine_beside
 from rlhf_core.training.group import InlineGroup
 from tests.forked_children import FORKS
 from tests.rlhf_core.stages.context import LocalContext, wait_for_checkpoint
@@ -70,7 +70,7 @@ def kill_when_held(process: BaseProcess, folder: Path) -> None:
 class KeptCluster(InProcessCluster):
     """Leaves the worker's whole state in `folder` when its stage ends."""
 
-    def __init__(self, folder: Path, open_engine: OpenEngine = vllm_in_child) -> None:
+    def __init__(self, folder: Path, open_engine: OpenEngine = engine_beside) -> None:
         super().__init__(open_engine)
         self._folder = folder
 

@@ -17,7 +17,7 @@ import torch
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.chat.encoding import Tokenizer, load_tokenizer
-from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.stages.evaluation import EvaluationConfig
@@ -234,7 +234,7 @@ class RandomAgents(Environments):
 
 def random_episodes(model: Input, tokenizer: Tokenizer) -> tuple[list[Trajectory], Recording]:
     engine = Recording(model.folder)
-    config = RolloutEngineConfig(max_length=250, repeatable=False)
+    config = VllmEngineConfig(max_length=250, repeatable=False)
     rollouter = Rollouter(InlineEngines(engine), tokenizer, config, RandomAgents())
     prompt = Prompt("row", "a", (1,), {"id": "row", "prompt": []})
 

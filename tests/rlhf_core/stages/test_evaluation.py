@@ -13,7 +13,7 @@ import pytest
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.chat.encoding import Tokenizer, load_tokenizer, stop_token_ids
 from rlhf_core.config.base import result_settings
-from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.config.stages.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.contract import Input
@@ -64,7 +64,7 @@ def write_scorer(folder: Path, values: str) -> None:
 
 
 def rollouter_of(engine: ScriptedEngine, tokenizer: Tokenizer) -> Rollouter:
-    return Rollouter(InlineEngines(engine), tokenizer, RolloutEngineConfig(max_length=64))
+    return Rollouter(InlineEngines(engine), tokenizer, VllmEngineConfig(max_length=64))
 
 
 def settings(**changes: Any) -> EvaluationConfig:

@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict
 from transformers import PreTrainedModel
 
-from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.models.adapters import add_lora
@@ -23,7 +23,7 @@ from tests.rlhf_core.rollout.models import disturb, expected_logprobs, make_expe
 
 pytestmark = pytest.mark.parts
 
-CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
+CONFIG = VllmEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23], [1, 3]]
 
 Served = tuple[PreTrainedModel, RemoteEngine]

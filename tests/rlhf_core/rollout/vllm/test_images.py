@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import get_peft_model_state_dict
 
-from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.models.adapters import add_lora
 from rlhf_core.models.loading import load_causal_model
@@ -26,7 +26,7 @@ from tests.rlhf_core.rollout.models import disturb, publish
 
 pytestmark = pytest.mark.parts
 
-CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
+CONFIG = VllmEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaForCausalLM
 
-from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
@@ -20,7 +20,7 @@ from tests.rlhf_core.rollout.models import VOCABULARY, expected_logprobs, make_m
 
 pytestmark = pytest.mark.parts
 
-CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
+CONFIG = VllmEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 ASKED = requests([[1, 5, 6, 7], [1, 9]], SamplingParameters(temperature=0.7, top_p=1, max_tokens=12, stop_token_ids=()))
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.config.engines.rollout import RolloutEngineConfig
-from rlhf_core.models.folders.served import (
+from rlhf_core.config.engines.rollout import VllmEngineConfig
+from rlhf_core.processes.child_process import ChildProcess
+from rlhf_core.rollout import child_engine
+from rlhf_core.rollout.child_engine import ChildEngine
+from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters
+from rlhf_core.rollout.vllm.checks import (
     CPU_HEAD_SIZES,
     VOCABULARY_PADDING,
     cpu_cache_bytes,
     problems_on_cpu,
     split_problems,
 )
-from rlhf_core.processes.child_process import ChildProcess
-from rlhf_core.rollout import child_engine
-from rlhf_core.rollout.child_engine import ChildEngine
-from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters
 from tests.rlhf_core.rollout.models import make_model, requests
 
 pytestmark = pytest.mark.parts
@@ -65,10 +65,10 @@ def test_the_least_cache_is_what_vllm_starts_with(engine_process: ChildProcess, 
     """One byte less, and vLLM refuses too: 0.32.0 wants room for a sequence, and a block that it keeps empty."""
     make_model(tmp_path, tied=True)
     model = json.loads((tmp_path / "config.json").read_text())
-    least = RolloutEngineConfig(max_length=64, cpu_cache_gib=2 * BLOCK / 2**30)
+    least = VllmEngineConfig(max_length=64, cpu_cache_gib=2 * BLOCK / 2**30)
     assert list(problems_on_cpu(model, least, "float32")) == []
     ChildEngine(engine_process, tmp_path, EngineSettings(least, "float32", seed=0)).shutdown()
-    less = RolloutEngineConfig(max_length=64, cpu_cache_gib=(2 * BLOCK - 1) / 2**30)
+    less = VllmEngineConfig(max_length=64, cpu_cache_gib=(2 * BLOCK - 1) / 2**30)
     with pytest.raises(ValueError, match="has no room for one sequence"):
         ChildEngine(engine_process, tmp_path, EngineSettings(less, "float32", seed=0))
     assert list(problems_on_cpu(model, least.model_copy(update={"max_length": 127}), "float32")) == []
@@ -79,7 +79,7 @@ def test_the_least_cache_is_what_vllm_starts_with(engine_process: ChildProcess, 
 def test_the_cache_is_no_larger_than_all_sequences_fill(engine_process: ChildProcess, tmp_path: Path) -> None:
     make_model(tmp_path, tied=True, context=256)
     model = json.loads((tmp_path / "config.json").read_text())
-    config = RolloutEngineConfig(max_length=200, max_sequences=3)  # two blocks each, and the one that stays empty
+    config = VllmEngineConfig(max_length=200, max_sequences=3)  # two blocks each, and the one that stays empty
     assert cpu_cache_bytes(model, config, "float32") == 7 * BLOCK
     assert (
         cpu_cache_bytes(model, config.model_copy(update={"cpu_cache_gib": 3 * BLOCK / 2**30}), "float32") == 3 * BLOCK
@@ -112,7 +112,7 @@ def test_the_cache_is_no_larger_than_all_sequences_fill(engine_process: ChildPro
     ],
 )
 def test_every_gpu_of_an_engine_has_an_equal_part(settings: dict[str, object], ranks: int, part: str | None) -> None:
-    config = RolloutEngineConfig(max_length=64, tensor_parallel_size=ranks, gpus_per_engine=ranks)
+    config = VllmEngineConfig(max_length=64, tensor_parallel_size=ranks, gpus_per_engine=ranks)
     said = [problem.partition(", of which")[0] for problem in split_problems(settings, config)]
     assert said == (
         [] if part is None else [f"rollout.tensor_parallel_size={ranks} does not divide the model's {part}"]

@@ -1,4 +1,4 @@
-"""Checks whether an engine can serve a model, by the model's config.json. Loads no torch.
+"""Checks whether vLLM can serve a model, by the model's config.json. Loads no torch.
 
 Used before a run, for every available model, and by the engine itself.
 """
@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf_core.config.base import DTYPE_BYTES, Dtype
-from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import VllmEngineConfig
+from rlhf_core.models.folders.caches import caches_all_tokens
 from rlhf_core.models.folders.folder import text_config
 
 # Constants of vLLM on CPU. A test compares them with vLLM's own, whose import takes seconds.
@@ -19,11 +20,22 @@ CPU_BLOCK_TOKENS = 128  # the key-value cache is made of blocks of so many token
 VOCABULARY_PADDING = 64  # vLLM pads the embedding to a multiple of so many rows
 
 _GIB = 2**30
-# Settings of models whose layers do not all keep the keys and values of all tokens.
-_OTHER_CACHES = ("sliding_window", "layers_block_type", "kv_lora_rank", "num_kv_shared_layers")
 
 
-def problems_on_cpu(config: Mapping[str, Any], rollout: RolloutEngineConfig, dtype: Dtype | None) -> Iterator[str]:
+def problems(
+    settings: Mapping[str, Any], class_settings: Mapping[str, Any], engine: VllmEngineConfig, dtype: Dtype | None
+) -> Iterator[str]:
+    """Yield the reasons why an engine cannot serve a model.
+
+    settings: its config.json. class_settings: its class's settings. dtype: of the engine; None: unknown.
+    """
+    if not engine.gpus_per_engine:
+        yield from problems_on_cpu(settings, engine, dtype)
+    if engine.gpus_of_engine > 1:
+        yield from split_problems(class_settings, engine)
+
+
+def problems_on_cpu(config: Mapping[str, Any], rollout: VllmEngineConfig, dtype: Dtype | None) -> Iterator[str]:
     """Yield the reasons why an engine on CPU cannot serve the model of this config.json.
 
     dtype: of the engine; None: unknown, and assumed to be the smaller one.
@@ -42,7 +54,7 @@ def problems_on_cpu(config: Mapping[str, Any], rollout: RolloutEngineConfig, dty
         )
 
 
-def cpu_cache_bytes(config: Mapping[str, Any], rollout: RolloutEngineConfig, dtype: Dtype) -> int:
+def cpu_cache_bytes(config: Mapping[str, Any], rollout: VllmEngineConfig, dtype: Dtype) -> int:
     """Return the size of an engine's key-value cache on CPU: no more than its sequences can fill. It is allocated and
     written at the start.
     """
@@ -51,15 +63,7 @@ def cpu_cache_bytes(config: Mapping[str, Any], rollout: RolloutEngineConfig, dty
     return largest if filled is None else min(filled, largest)
 
 
-def caches_all_tokens(config: Mapping[str, Any]) -> bool:
-    """Whether an engine keeps the keys and values of all tokens in every layer, by the model's config."""
-    text = text_config(config)
-    kinds = text.get("layer_types") or []
-    whole = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
-    return whole and not any(text.get(name) for name in _OTHER_CACHES)
-
-
-def split_problems(settings: Mapping[str, Any], rollout: RolloutEngineConfig) -> Iterator[str]:
+def split_problems(settings: Mapping[str, Any], rollout: VllmEngineConfig) -> Iterator[str]:
     """Yield the reasons why the GPUs of one engine cannot share the model.
 
     settings: its config.json, or its class's settings; missing ones are not checked.

@@ -1,0 +1,105 @@
+"""The policy's calls of tools, read by the parsers that engines bring for the formats of model families.
+
+In a process of its own: importing vLLM's takes about 5 s of processor time and changes settings of torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlhf_core.chat.encoding import Tokenizer
+from rlhf_core.config.engines.rollout import ENGINES, RolloutEngineConfig
+from rlhf_core.contract import load_function
+from rlhf_core.errors import StageError
+from rlhf_core.processes.child_process import ChildProcess
+
+_reader: CallReader | None = None  # of the child process
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    name: str
+    arguments: Any  # JSON, of any type
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    content: str  # what is written beside the calls
+    calls: Sequence[ToolCall]
+
+
+class CallReader(Protocol):
+    """Reads the calls of one format, in a process of its own. Raises StageError where it is made if it cannot."""
+
+    marker: str | None  # text in every call, as far as the format says
+
+    def __init__(self, name: str, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]]) -> None:
+        """name: of the format. tools: schemas."""
+
+    def read(self, reply: str, tools: Sequence[Mapping[str, Any]] | None) -> ParsedReply | None:
+        """The calls in `reply`, and what is beside them; None if it cannot be read. tools: other ones, if any."""
+
+
+class ToolCallParser:
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        tools: Sequence[Mapping[str, Any]],
+        marker: str | None = None,
+        engine: str = RolloutEngineConfig.default_type,
+    ) -> None:
+        """name: of a parser of `engine`, such as vLLM's `hermes`. tools: schemas. marker: text in every call; none: the
+        parser's own. engine: a key of ENGINES.
+
+        Raises StageError if there is no such parser, it cannot read what this tokenizer writes, or it has no marker.
+        """
+        self._process = ChildProcess("the process that parses tool calls")
+        try:
+            own = self._process.call(_begin, engine, name, tokenizer, [dict(tool) for tool in tools])
+            if marker is None and own is None:
+                raise StageError(
+                    f"environment.parser {name} does not say how a call begins, so that malformed calls could not be "
+                    "told from replies without one: set environment.call_marker to a text that every call has"
+                )
+        except BaseException:
+            self.close()
+            raise
+        self._marker = marker or str(own)
+
+    async def parse(self, reply: str, tools: Sequence[Mapping[str, Any]] | None = None) -> ParsedReply | None:
+        """The calls in `reply`, text with special tokens, and what is beside them; None if its calls cannot be read.
+
+        tools: schemas, if they are other ones than the parser was made with.
+        """
+        parsed = await self._parsed(reply, tools)
+        return None if parsed is None or (not parsed.calls and self._marker in reply) else parsed
+
+    async def read(self, reply: str) -> ParsedReply:
+        """As `parse`. What cannot be read is content."""
+        return await self._parsed(reply, None) or ParsedReply(reply, ())
+
+    async def _parsed(self, reply: str, tools: Sequence[Mapping[str, Any]] | None) -> ParsedReply | None:
+        future = self._process.begin(_parse, reply, None if tools is None else [dict(tool) for tool in tools])
+        await asyncio.wait([asyncio.wrap_future(future)])
+        return self._process.result(future)
+
+    def close(self) -> None:
+        self._process.close(at_once=True)
+
+
+def _begin(engine: str, name: str, tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> str | None:
+    """In the child: the marker of the parser, which is loaded."""
+    global _reader
+    reader: CallReader = load_function(ENGINES[engine].tool_parser)(name, tokenizer, tools)
+    _reader = reader
+    return reader.marker
+
+
+def _parse(reply: str, tools: list[dict[str, Any]] | None) -> ParsedReply | None:
+    """In the child."""
+    assert _reader is not None
+    return _reader.read(reply, tools)

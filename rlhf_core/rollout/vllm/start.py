@@ -1,0 +1,21 @@
+"""Starts a vLLM engine. Importing this file imports neither vLLM nor torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_core.rollout.engine import EngineSettings
+from rlhf_core.rollout.vllm.environment import take_temporary_folder
+
+if TYPE_CHECKING:
+    from rlhf_core.rollout.vllm.engine import VllmEngine
+
+
+def start(folder: Path, settings: EngineSettings) -> VllmEngine:
+    """An engine of the model in `folder`, in a process that is for engines."""
+    take_temporary_folder()
+    # Importing vLLM takes seconds, which only the processes of engines should spend.
+    from rlhf_core.rollout.vllm.engine import VllmEngine
+
+    return VllmEngine(folder, settings)
