@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor, nn
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from rlhf_core.config.engines.training import GradientCheckpointing
 from rlhf_core.config.stages.trained import LoraConfig
@@ -28,11 +30,13 @@ from rlhf_core.models.folders.folder import (
 )
 from rlhf_core.models.folders.headers import read_object
 from rlhf_core.models.folders.remote_code import VISION_ENCODER, reads_images
+from rlhf_core.models.safetensors_file import write_safetensors
 from rlhf_core.models.weights import load_weights
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
+_MOST_OF_A_FILE = "50GB"  # transformers' own
 _SETS = ("target_modules", "modules_to_save", "exclude_modules")  # of an adapter's config
 
 
@@ -124,29 +128,50 @@ def _prepare(
     return model if lora is None else add_lora(model, lora, task)
 
 
-def save_model(model: nn.Module, state_dict: Mapping[str, Tensor], folder: Path, tokenizer_folder: Path | None) -> None:
-    """Write `state_dict` (as DeepSpeedEngine.full_state_dict returns it) with the config of `model` to `folder`.
+def save_model(
+    model: nn.Module,
+    layout: Mapping[str, Tensor],
+    weights: Iterable[tuple[str, Tensor]],
+    folder: Path,
+    tokenizer_folder: Path | None,
+) -> None:
+    """Write `weights` (names and tensors as a folder has them, in any order) with the config of `model` to `folder`.
 
     A PeftModel gives an adapter folder, any other a transformers folder. The tokenizer's files are copied beside it.
-    `model` itself may be sharded: only its config is read.
+    `model` itself may be sharded: only its config is read. layout: of the weights, shapes and dtypes by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state_dict.items()}
     if is_adapted(model):
         _save_adapter_config(model, folder)
-        save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        write_safetensors({folder / ADAPTER_WEIGHTS: layout}, weights)
     else:
         assert isinstance(model, transformers.PreTrainedModel)
-        write_folder(model, folder, state_dict=tensors)
+        write_folder(model, folder, state_dict={})
+        _write_shards(layout, weights, folder)
     if tokenizer_folder is not None:
         copy_tokenizer(tokenizer_folder, folder)
+
+
+def _write_shards(layout: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+    """In files of at most 50 GB, as transformers divides them, with its index if there are several."""
+    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in layout.items()}
+    split = split_torch_state_dict_into_shards(
+        empty, filename_pattern="model{suffix}.safetensors", max_shard_size=_MOST_OF_A_FILE
+    )
+    files = split.filename_to_tensors.items()
+    write_safetensors({folder / file: {name: empty[name] for name in names} for file, names in files}, weights)
+    if split.is_sharded:
+        metadata = {"total_parameters": sum(tensor.numel() for tensor in empty.values()), **split.metadata}
+        index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")
 
 
 def write_folder(model: transformers.PreTrainedModel, folder: Path, **options: Any) -> None:
     """Run transformers' `save_pretrained`, keeping the generation config as it was read.
 
     Many models have one that transformers reads with a warning and refuses to write: a temperature without `do_sample`.
-    options: of `save_pretrained`.
+    options: of `save_pretrained`; with an empty `state_dict` nothing but the configs is written.
     """
     if not model.can_generate():
         model.save_pretrained(folder, **options)
@@ -170,18 +195,3 @@ def _save_adapter_config(model: PeftModel, folder: Path) -> None:
     stored = read_object(path)
     ordered = {name: sorted(stored[name]) for name in _SETS if isinstance(stored[name], list)}
     update_json(path, base_model_name_or_path=None, **ordered)
-
-
-def stored_state(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return `state_dict` with the names and shapes in a folder of `model`; an adapter's are the same in both.
-
-    In memory transformers stacks all experts of a layer in one tensor; on disk, where engines read, each has its own.
-    The tensors may be views of the given ones.
-    """
-    if is_adapted(model):
-        return dict(state_dict)
-    from transformers.core_model_loading import revert_weight_conversion
-
-    assert isinstance(model, transformers.PreTrainedModel)
-    stored: dict[str, Tensor] = revert_weight_conversion(model, dict(state_dict))
-    return stored

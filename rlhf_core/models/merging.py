@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,38 +21,46 @@ _PROBE_TOKENS = 16
 _ROUNDING = 1e-3  # of float32, through all layers
 
 
-def merged_tensors(
-    model_folder: Path, adapter: Mapping[str, Tensor], scaling: float, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """Return the weights of `model_folder` in `dtype` with the adapter merged: W + scaling · B A, summed in float32.
+class MergedWeights:
+    """The weights of a model's folder with an adapter merged: W + scaling · B A, summed in float32.
 
-    adapter: LoRA factors under the names of an adapter folder. The base is the one a trainer in `dtype` computes with,
-    so that a fresh adapter changes no bit. A head that is tied to the embedding is left out, as when a model is saved.
-    Raises StageError if a factor belongs to no tensor of the folder.
+    The base is the one a trainer in `dtype` computes with, so that a fresh adapter changes no bit. A head that is tied
+    to the embedding is left out, as when a model is saved.
     """
-    deltas = _deltas(adapter, scaling)
-    settings = read_object(model_folder / "config.json")
-    merged: dict[str, Tensor] = {}
-    for file in sorted(model_folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 (safe_open is no mapping)
-                if name == "lm_head.weight" and settings.get("tie_word_embeddings"):
-                    continue
-                weight = opened.get_tensor(name)
-                if weight.is_floating_point():
-                    weight = weight.to(dtype)
-                if (delta := deltas.pop(name, None)) is not None:
-                    if delta.shape != weight.shape:
-                        raise StageError(f"the adapter's change of {name} is {tuple(delta.shape)}, the weight itself "
-                                         f"{tuple(weight.shape)}")  # fmt: skip
-                    weight = (weight.float() + delta).to(dtype)
-                merged[name] = weight
-    if deltas:
-        raise StageError(
-            f"the adapter changes {', '.join(sorted(deltas)[:3])}, which the model's folder does not have: "
-            "set rollout.serve_adapter to adapter, or lora.target_modules to other layers"
-        )
-    return merged
+
+    def __init__(self, model_folder: Path, adapter: Mapping[str, Tensor], scaling: float, dtype: torch.dtype) -> None:
+        """adapter: LoRA factors under the names of an adapter folder.
+
+        Raises StageError if a factor belongs to no tensor of the folder, or is of another shape.
+        """
+        self._folder, self._dtype = model_folder, dtype
+        self._deltas = _deltas(adapter, scaling)
+        self.layout = {name: torch.empty_like(weight, device="meta") for name, weight in self._base()}
+        if unknown := self._deltas.keys() - self.layout.keys():
+            raise StageError(
+                f"the adapter changes {', '.join(sorted(unknown)[:3])}, which the model's folder does not have: "
+                "set rollout.serve_adapter to adapter, or lora.target_modules to other layers"
+            )
+        for name, delta in self._deltas.items():
+            if delta.shape != self.layout[name].shape:
+                raise StageError(f"the adapter's change of {name} is {tuple(delta.shape)}, the weight itself "
+                                 f"{tuple(self.layout[name].shape)}")  # fmt: skip
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, weight in self._base():
+            delta = self._deltas.get(name)
+            yield name, weight if delta is None else (weight.float() + delta).to(self._dtype)
+
+    def _base(self) -> Iterator[tuple[str, Tensor]]:
+        """In the trainer's dtype."""
+        settings = read_object(self._folder / "config.json")
+        for file in sorted(self._folder.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 (safe_open is no mapping)
+                    if name == "lm_head.weight" and settings.get("tie_word_embeddings"):
+                        continue
+                    weight = opened.get_tensor(name)
+                    yield name, weight.to(self._dtype) if weight.is_floating_point() else weight
 
 
 def _deltas(adapter: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:

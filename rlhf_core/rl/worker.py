@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlhf_core.algorithms import build_algorithm
@@ -18,8 +19,8 @@ from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
 from rlhf_core.models.adapters import is_adapted
 from rlhf_core.models.folders.folder import update_json
-from rlhf_core.models.loading import save_model, stored_state, torch_dtype
-from rlhf_core.models.merging import merge_adapter, merged_tensors
+from rlhf_core.models.loading import torch_dtype
+from rlhf_core.models.merging import MergedWeights, merge_adapter
 from rlhf_core.models.packed import ScalarModel
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
@@ -34,6 +35,7 @@ from rlhf_core.training.metrics import StepMetrics
 from rlhf_core.training.randomness import seed_everything, seed_rank
 from rlhf_core.training.reference import AdapterOff, FrozenCopy, Reference
 from rlhf_core.training.routing import step_routing
+from rlhf_core.training.saving import write_model
 from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import EngineState, Stateful
 from rlhf_core.types import Minibatch, PackedBatch
@@ -150,16 +152,27 @@ class RLWorker(SnapshotWorker):
         self.remove_weights()
         return_freed_memory()  # of the update; it is the engines' turn now, which may share this node's memory
         with self._with(source):
-            state = self._policy.full_state_dict()
-        if state is None:
-            return None
-        stored = stored_state(self._causal, state)
-        lora, served = self._config.lora, self._config.served_lora
-        if lora is not None and served is None:
-            dtype = torch_dtype(self._config.engine.dtype)
-            stored = merged_tensors(self._folders[POLICY], stored, lora.alpha / lora.rank, dtype)
-        self._written = self._publishing.enter_context(publication(stored, lora=served))
+            layout, weights = self._served_weights()
+            if dist.get_rank() != 0:
+                for _ in weights:
+                    pass
+                return None
+            written = publication(layout, weights, lora=self._config.served_lora)
+            self._written = self._publishing.enter_context(written)
         return self._written.folder, self._written.digests
+
+    def _served_weights(self) -> tuple[Mapping[str, Tensor], Iterable[tuple[str, Tensor]]]:
+        """What engines are to serve: its layout, and the tensors, of which every rank must take all."""
+        lora = self._config.lora
+        if lora is None or self._config.served_lora is not None:
+            return self._policy.weight_layout(), self._policy.weights()
+        adapter = KeptWeights()
+        adapter.keep(self._policy.weights())
+        if dist.get_rank() != 0:
+            return {}, ()
+        dtype = torch_dtype(self._config.engine.dtype)
+        merged = MergedWeights(self._folders[POLICY], adapter.tensors, lora.alpha / lora.rank, dtype)
+        return merged.layout, merged
 
     @host_memory_only
     def read_weights(self) -> Files | None:
@@ -174,11 +187,7 @@ class RLWorker(SnapshotWorker):
     def keep_weights(self, source: WeightSource) -> None:
         """Copy the policy as it is: unless others are kept later, it is what `save` writes. Every rank must call it."""
         with self._with(source):
-            self._kept.keep(self._policy.full_state_dict())
-
-    @property
-    def _result_source(self) -> WeightSource:
-        return "live" if self._average is None else "average"
+            self._kept.keep(self._policy.weights())
 
     def _with(self, source: WeightSource) -> AbstractContextManager[None]:
         if source == "live":
@@ -209,34 +218,31 @@ class RLWorker(SnapshotWorker):
     def save(self, folder: Path) -> None:
         """The policy as a folder that transformers (with LoRA: peft) loads: what was kept, or else the average, or else
         the weights as they are. Rank 0 writes; every rank must call it."""
-        if not self._config.keeps_best:
-            self.keep_weights(self._result_source)
-        state = self._kept.state_dict
-        if state is not None:
-            save_model(self._causal, state, folder, self._folders[POLICY])
+        if self._config.keeps_best:
+            write_model(self._policy, folder, self._folders[POLICY], self._kept)
+        else:
+            self.save_current(folder)
         critic = self._config.settings.critic_settings
         if critic is not None and critic.save:
             self._save_critic(folder / "critic")
 
     def save_current(self, folder: Path) -> None:
         """The policy as it is now (or the average), as `save` writes it. Rank 0 writes; every rank must call it."""
-        with self._with(self._result_source):
-            state = self._policy.full_state_dict()
-        if state is not None:
-            save_model(self._causal, state, folder, self._folders[POLICY])
+        with self._with("live" if self._average is None else "average"):
+            write_model(self._policy, folder, self._folders[POLICY])
 
     def _save_critic(self, folder: Path) -> None:
         """As a whole model, from which another critic can start: an adapter is merged."""
-        critic, weights = self._engines[CRITIC].module, self._engines[CRITIC].full_state_dict()
-        assert isinstance(critic, ScalarModel)
-        model = critic.model
-        if weights is None:
-            return
-        if is_adapted(model):
+        critic = self._engines[CRITIC]
+        model = critic.module
+        assert isinstance(model, ScalarModel)
+        if is_adapted(model.model):
             with TemporaryDirectory(dir=self._context.workdir) as adapter:
-                save_model(model, weights, Path(adapter), None)
-                merge_adapter(self._folders[CRITIC], Path(adapter), folder)
+                write_model(critic, Path(adapter), None)
+                if dist.get_rank() == 0:
+                    merge_adapter(self._folders[CRITIC], Path(adapter), folder)
         else:
-            save_model(model, weights, folder, self._folders[POLICY])
-        # Its values are its scores normalised by these: so a critic or a reward that starts from it reads them.
-        update_json(folder / "config.json", reward_mean=0.0 - critic.offset, reward_std=1.0)
+            write_model(critic, folder, self._folders[CRITIC])
+        if dist.get_rank() == 0:
+            # Its values are its scores normalised by these: so a critic or a reward that starts from it reads them.
+            update_json(folder / "config.json", reward_mean=0.0 - model.offset, reward_std=1.0)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ import numpy
 import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import WeightSyncError
+from rlhf_core.models.safetensors_file import write_safetensors
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.system.scratch import scratch_folder
 
@@ -39,22 +39,37 @@ class Publication:
 
 @contextmanager
 def publication(
-    state: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, lora: LoraConfig | None = None
+    layout: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], *, lora: LoraConfig | None = None
 ) -> Iterator[Publication]:
-    """`state` as a folder, removed at the end. `dtype` casts, as the engine would do anyway.
+    """`weights` as a folder, removed at the end, written one tensor at a time.
 
-    state: the whole model or, with `lora`, the adapter. Raises WeightSyncError for a tensor that is no LoRA factor.
+    layout: shape and dtype of each by its name. weights: of the whole model or, with `lora`, of the adapter.
+    Raises WeightSyncError for a tensor that is no LoRA factor.
     """
-    tensors = published_tensors(state, dtype)
-    size = sum(tensor.nbytes for tensor in tensors.values())
+    size = sum(tensor.numel() * tensor.element_size() for tensor in layout.values())
     with scratch_folder("weights", _roomy_folder(size)) as folder:
         if lora is not None:
-            config = adapter_config(lora, tensors)
+            config = adapter_config(lora, layout)
             (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         file = "model.safetensors" if lora is None else "adapter_model.safetensors"
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        digests = {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+        digests: dict[str, str] = {}
+        write_safetensors({folder / file: layout}, _digested(weights, digests))
         yield Publication(folder, digests, lambda: read_files(folder))
+
+
+def _digested(weights: Iterable[tuple[str, Tensor]], digests: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """`weights`, of each of which `digests` has the digest afterwards."""
+    for name, tensor in weights:
+        digests[name] = tensor_digest(tensor)
+        yield name, tensor
+
+
+def publication_of(
+    state: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, lora: LoraConfig | None = None
+) -> AbstractContextManager[Publication]:
+    """A publication of weights that are all in memory. `dtype` casts them, as the engine would do anyway."""
+    tensors = published_tensors(state, dtype)
+    return publication(tensors, tensors.items(), lora=lora)
 
 
 def published_tensors(state: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:

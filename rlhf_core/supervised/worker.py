@@ -15,7 +15,6 @@ from rlhf_core.config.stages.trained import SupervisedConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.metrics import LossAndMetrics, Metric, Sum, merged
-from rlhf_core.models.loading import save_model
 from rlhf_core.supervised.examples import Shard, divide
 from rlhf_core.training.best import KeptWeights
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
@@ -23,6 +22,7 @@ from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import StepMetrics
 from rlhf_core.training.randomness import seed_everything, seed_rank
 from rlhf_core.training.routing import step_routing
+from rlhf_core.training.saving import write_model
 from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import EngineState, Stateful
 from rlhf_core.types import PackedBatch
@@ -114,7 +114,7 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
 
         A collective call: every rank must make it.
         """
-        self._kept.keep(self.engine.full_state_dict())
+        self._kept.keep(self.engine.weights())
 
     def save(self, folder: Path) -> None:
         """Write the model's folder (with LoRA: the adapter's), on rank 0's node: of the kept weights, or else the
@@ -122,11 +122,7 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
 
         A collective call: every rank must make it.
         """
-        state = self._kept.state_dict if self.config.keeps_best else self.engine.full_state_dict()
-        if state is not None:
-            model = self.engine.module.model
-            assert isinstance(model, nn.Module)
-            save_model(model, state, folder, self.folder)
+        write_model(self.engine, folder, self.folder, self._kept if self.config.keeps_best else None)
 
 
 def divider(

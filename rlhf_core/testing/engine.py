@@ -13,7 +13,7 @@ from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.engine import Request, RolloutEngine, SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import Expected, verify_weights
-from rlhf_core.rollout.publication import publication
+from rlhf_core.rollout.publication import publication_of
 
 _TOLERANCE = 1e-4  # of a log-prob in float32
 
@@ -120,7 +120,7 @@ class RolloutEngineContract:
         results, digests = [], []
         for state in (first, second, first):
             version = engine.weight_version + 1
-            with publication(state) as published:
+            with publication_of(state) as published:
                 InlineEngines(engine).publish(published, version)
             assert engine.weight_version == version
             completions = engine.generate(self.sampled())

@@ -113,6 +113,8 @@ class TrainingEngineContract:
 
     def test_weights_by_name_and_others_in_their_place(self, make: Make) -> None:
         engine = make()
+        layout = {name: (tensor.shape, tensor.dtype) for name, tensor in engine.weight_layout().items()}
+        assert {name: (tensor.shape, tensor.dtype) for name, tensor in engine.weights()} == layout
         masters = {name: weight.clone() for name, weight in engine.master_weights()}
         before = _weights(engine)
         assert masters.keys() == before.keys()
@@ -147,9 +149,7 @@ def _loss(model: nn.Module, part: PackedBatch, scale: float = 1.0) -> LossAndMet
 
 
 def _weights(engine: DeepSpeedEngine) -> dict[str, Tensor]:
-    weights = engine.full_state_dict()
-    assert weights is not None
-    return weights
+    return {name: tensor.detach().cpu().clone() for name, tensor in engine.weights()}
 
 
 def _state(engine: DeepSpeedEngine) -> dict[str, Tensor]:

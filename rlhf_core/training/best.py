@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_core.training.state import RankState
-
-State = dict[str, Tensor]  # as DeepSpeedEngine.full_state_dict gives it; on rank 0 only
 
 
 class Best:
@@ -44,21 +43,23 @@ class Best:
 
 
 class KeptWeights:
-    """A copy of the trained weights in rank 0's main memory. Implements training.state.Stateful.
+    """A copy of the weights in rank 0's main memory. Implements training.state.Stateful.
 
     They are rank 0's own state, so that no other rank fetches them when a run resumes.
     """
 
     def __init__(self) -> None:
-        self.state_dict: State | None = None
+        self.tensors: dict[str, Tensor] = {}  # by their names in a model's folder; empty on other ranks
 
-    def keep(self, state: State | None) -> None:
-        """state: copies, as DeepSpeedEngine.full_state_dict gives them."""
-        self.state_dict = state
+    def keep(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """weights: as DeepSpeedEngine.weights yields them. Every rank must call it."""
+        for name, tensor in weights:
+            if dist.get_rank() == 0:
+                self.tensors[name] = tensor.detach().cpu().clone()  # one by one, so that no two copies of all exist
 
     def state(self) -> RankState:
-        return RankState(own=dict(self.state_dict or {}))
+        return RankState(own=dict(self.tensors))
 
     def load_state(self, state: RankState) -> None:
         # Copies: what is loaded are views of the whole file, which would stay mapped with them.
-        self.state_dict = {name: tensor.clone() for name, tensor in state.own.items()} or None
+        self.tensors = {name: tensor.clone() for name, tensor in state.own.items()}

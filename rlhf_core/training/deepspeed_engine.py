@@ -18,14 +18,14 @@ from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.mesh import current_mesh
 from rlhf_core.metrics import LossAndMetrics, Metric, merged
-from rlhf_core.models.adapters import adapter_state, is_adapted
 from rlhf_core.models.dropout import set_train_mode
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.models.packed import PackedModel
+from rlhf_core.models.stored import stored_layout
 from rlhf_core.training.deepspeed_layouts import layouts
 from rlhf_core.training.deepspeed_offload import offload_states, reload_states
 from rlhf_core.training.deepspeed_settings import deepspeed_settings, import_deepspeed
-from rlhf_core.training.deepspeed_weights import master_weights, replaced
+from rlhf_core.training.deepspeed_weights import master_weights, replaced, stored_weights
 from rlhf_core.training.metrics import MetricTotals, StepMetrics
 from rlhf_core.training.muon import Muon
 from rlhf_core.training.optimizers import build_optimizer, learning_rate
@@ -222,28 +222,23 @@ class DeepSpeedEngine:
         """The sum of what `forward` returns, over micro-batches and replicas; on every rank."""
         return self.mesh.reduce(torch.stack(self.forward(micro_batches, function)).sum(0), over="data")
 
-    def full_state_dict(self) -> dict[str, Tensor] | None:
-        """On rank 0 the whole weights as CPU tensors, under the names of the wrapped HF model; None on other ranks.
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor of the model's folder, whole, on every rank; of a PeftModel those of the adapter's folder.
 
-        Tied weights appear once. Of a PeftModel only the adapter is returned, under the names of an adapter folder.
+        Tied weights appear once. Every rank must take all; a tensor may change once the next is taken.
         """
-        model = self._wrapped
-        whole = not is_adapted(model)
-        wanted = {name: p for name, p in model.named_parameters() if p.requires_grad or whole}
-        tensors = {name: tensor for name, p in wanted.items() if (tensor := self._gathered(p)) is not None}
-        if dist.get_rank() != 0:
-            return None
-        if is_adapted(model):
-            return adapter_state(model, tensors)
-        tensors.update({name: b.detach().cpu().clone() for name, b in _persistent_buffers(model)})
-        return tensors
+        return stored_weights(self._wrapped)
+
+    def weight_layout(self) -> dict[str, Tensor]:
+        """Name, shape and dtype of what `weights` yields, as tensors without memory; asks no other rank."""
+        return stored_layout(self._wrapped)
 
     def master_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Each trained weight, whole, in float32, under its name in the wrapped HF model. Every rank must take all."""
         return master_weights(self._wrapped, zero_stage=self._config.sharding)
 
     def replaced(self, weights: Mapping[str, Tensor] | None) -> AbstractContextManager[None]:
-        """Inside, forwards and `full_state_dict` use `weights` (rank 0's, others pass None), which have the names of
+        """Inside, forwards and `weights` use `weights` (rank 0's, others pass None), which have the names of
         `master_weights`; nothing may be trained. Every rank must enter."""
         return replaced(self._wrapped, weights)
 
@@ -264,14 +259,6 @@ class DeepSpeedEngine:
             reload_states(self._engine, self._offloaded, self.device)
             self._offloaded = None
 
-    def _gathered(self, parameter: nn.Parameter) -> Tensor | None:
-        """A copy of the whole parameter on rank 0's CPU; one parameter at a time, so that it fits."""
-        if not hasattr(parameter, "ds_id"):
-            return parameter.detach().cpu().clone() if dist.get_rank() == 0 else None
-        deepspeed = import_deepspeed()
-        with deepspeed.zero.GatheredParameters([parameter]):
-            return parameter.detach().cpu().clone() if dist.get_rank() == 0 else None
-
     def _require_same_count(self, count: int) -> None:
         """Ranks that run different numbers of forwards would deadlock."""
         if self.mesh.size == 1:
@@ -287,8 +274,3 @@ class DeepSpeedEngine:
 def _wrong_dtype(model: nn.Module, engine: EngineConfig) -> bool:
     wanted = torch_dtype(engine.dtype)
     return any(p.is_floating_point() and p.dtype != wanted for p in model.parameters())
-
-
-def _persistent_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
-    kept = set(model.state_dict(keep_vars=True))
-    return [(name, buffer) for name, buffer in model.named_buffers() if name in kept]

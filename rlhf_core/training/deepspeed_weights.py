@@ -1,20 +1,35 @@
-"""The trained weights of a DeepSpeed engine, one whole weight at a time, however they are sharded over the ranks."""
+"""The weights of a DeepSpeed engine, one whole weight at a time, however they are sharded over the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlhf_core.models.stored import saved_weights, stored_groups, stored_state
 from rlhf_core.training.deepspeed_settings import import_deepspeed
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def stored_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor of a folder of `model`, whole. Every rank must take all; it may change once the next is taken."""
+    own = saved_weights(model)
+    for names in stored_groups(model, own):
+        with _gathered([own[name] for name in names]):
+            yield from stored_state(model, {name: own[name].detach() for name in names}).items()
+
+
+def _gathered(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
+    """Inside, those that ZeRO 3 has partitioned are whole on all ranks."""
+    sharded = [tensor for tensor in tensors if hasattr(tensor, "ds_id")]
+    return import_deepspeed().zero.GatheredParameters(sharded) if sharded else nullcontext()
 
 
 @torch.no_grad()

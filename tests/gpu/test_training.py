@@ -14,7 +14,7 @@ from rlhf_core.training.muon import orthogonalize
 from rlhf_core.training.state import EngineState, RankState
 from tests.gpu import float64
 from tests.rlhf_core.training.muon_reference import reference_steps
-from tests.rlhf_core.training.tiny_engine import MUON, OPTIMIZER, TOKENS, batch, build, loss, tiny_model
+from tests.rlhf_core.training.tiny_engine import MUON, OPTIMIZER, TOKENS, batch, build, loss, tiny_model, weights_of
 
 pytestmark = pytest.mark.endurance("benchmarks")
 
@@ -38,8 +38,7 @@ def test_steps_of_adamw_are_those_of_float64(folder: Path, settings: dict[str, A
     engine = build(folder, **settings)
     found = [engine.step([batch()], loss).gradient_norm for _ in range(3)]
     assert found == pytest.approx(norms, rel=1e-4)
-    weights = engine.full_state_dict()
-    assert weights is not None
+    weights = weights_of(engine)
     changes = {name: weights[name].double() - before[name] for name in after}
     assert float64.relative_error(changes, {name: after[name] - before[name] for name in after}) < 1e-3
 
@@ -63,8 +62,7 @@ def test_steps_of_muon_are_those_of_float64(folder: Path, settings: dict[str, An
     engine = build(folder, optimizer=MUON, **settings)
     for _ in range(3):
         engine.step([batch()], loss)
-    weights = engine.full_state_dict()
-    assert weights is not None
+    weights = weights_of(engine)
     assert float64.relative_error(weights, expected) < 1e-4
 
 
@@ -94,10 +92,8 @@ def test_a_device_that_was_lent_between_steps_changes_nothing(
                 engine.offload()
                 assert device.type == "cpu" or not on_device(engine)
                 engine.reload()
-        results.append(engine.full_state_dict())
+        results.append(weights_of(engine))
     plain, lent = results
-    assert plain is not None
-    assert lent is not None
     if device.type == "cpu":
         assert all(torch.equal(lent[name], plain[name]) for name in plain)
     else:  # where sums are in the order in which threads end

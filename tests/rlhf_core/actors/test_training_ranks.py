@@ -22,11 +22,12 @@ from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
 from rlhf_core.division import Division
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import LossAndMetrics, Sum
-from rlhf_core.models.loading import load_causal_model, save_model, torch_dtype
+from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.packing import pack
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.metrics import over_steps
+from rlhf_core.training.saving import write_model
 from rlhf_core.types import PackedBatch
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("ray_cluster")]
@@ -69,7 +70,8 @@ class Trainer:
         named = [(name, p) for name, p in self.engine.module.model.named_parameters() if p.requires_grad]
         gradient = {name: self.first_moment(p) / 0.1 for name, p in named}
         metrics.append(over_steps([self.engine.step(shard, loss)]))
-        return metrics, gradient, self.engine.full_state_dict()
+        weights = {name: tensor.detach().cpu().clone() for name, tensor in self.engine.weights()}
+        return metrics, gradient, weights if dist.get_rank() == 0 else None
 
     def first_moment(self, parameter: nn.Parameter) -> Tensor:
         optimizer = self.engine._engine.optimizer
@@ -84,9 +86,7 @@ class Trainer:
         return sharded.reshape(getattr(parameter, "ds_shape", parameter.shape)).clone()
 
     def save(self, folder: Path) -> None:
-        state = self.engine.full_state_dict()
-        if state is not None:
-            save_model(self.engine.module.model, state, folder, None)
+        write_model(self.engine, folder, None)
 
     def unequal(self, batch: PackedBatch) -> None:
         self.engine.forward([batch] * (1 + dist.get_rank()), lambda model, b: model(b)[0])

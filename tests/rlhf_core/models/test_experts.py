@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import adapted_layers
-from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, stored_state
+from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.merging import merge_adapter
+from rlhf_core.models.stored import stored_state
+from tests.rlhf_core.models.saved import save_state
 from tests.rlhf_core.rollout.models import make_experts
 
 pytestmark = pytest.mark.parts
@@ -48,7 +50,7 @@ def test_merging_an_adapter_of_all_linear_layers(tmp_path: Path, family: str, lo
             torch.nn.init.normal_(parameter, std=0.2)
     state = get_peft_model_state_dict(adapted)
     assert {name.split(".")[-3] for name in state if "lora_" in name} == set(ATTENTION)
-    save_model(adapted, state, tmp_path / "adapter", None)
+    save_state(adapted, state, tmp_path / "adapter", None)
     merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
     merged = load(tmp_path / "merged", **LOAD)  # type: ignore[call-arg]
     torch.testing.assert_close(merged(input_ids=IDS).logits, adapted(input_ids=IDS).logits, rtol=0, atol=1e-5)  # type: ignore[operator]

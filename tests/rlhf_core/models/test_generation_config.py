@@ -10,9 +10,10 @@ import torch
 
 from rlhf_core.config.stages.base_model import BaseModelConfig
 from rlhf_core.errors import StageError
-from rlhf_core.models.loading import load_causal_model, save_model
+from rlhf_core.models.loading import load_causal_model
 from rlhf_core.preflight.model import base_folder_problems
 from rlhf_core.stages import base
+from tests.rlhf_core.models.saved import save_state
 from tests.rlhf_core.recipes import model_folder
 from tests.rlhf_core.stages.context import LocalContext
 
@@ -28,7 +29,7 @@ def test_a_model_is_saved_with_settings_that_transformers_does_not_write(tmp_pat
     assert not list(base_folder_problems(tmp_path / "model", reward_model=False, needs_template=True))
     folder = base.run(CONFIG, {}, LocalContext(tmp_path / "work", user_files_root=tmp_path)).folder
     model = load_causal_model(folder, dtype=torch.float32, attention="sdpa")
-    save_model(model, model.state_dict(), tmp_path / "saved", folder)
+    save_state(model, model.state_dict(), tmp_path / "saved", folder)
     saved = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
     assert saved.items() >= WITHOUT_SAMPLING.items()
     load_causal_model(tmp_path / "saved", dtype=torch.float32, attention="sdpa")

@@ -13,7 +13,8 @@ from transformers import AutoModelForSequenceClassification, LlamaForCausalLM
 
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError
-from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype
+from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype
+from tests.rlhf_core.models.saved import save_state
 
 pytestmark = pytest.mark.parts
 
@@ -33,7 +34,7 @@ def test_a_saved_model_loads_bit_for_bit(folder: str, tmp_path: Path, request: p
     source: Path = request.getfixturevalue(folder)
     model = load_causal_model(source, dtype=torch.float32, attention="sdpa")
     state = {name: tensor + 1 for name, tensor in parameters(model).items()}
-    save_model(model, state, tmp_path / "out", source)
+    save_state(model, state, tmp_path / "out", source)
     again = parameters(LlamaForCausalLM.from_pretrained(tmp_path / "out"))
     assert set(again) == set(state)
     assert all(torch.equal(again[name], state[name]) for name in state)
@@ -50,7 +51,7 @@ def test_an_adapters_config_is_the_same_wherever_it_was_made(model_folder: Path,
     for place in ("here", "there"):
         shutil.copytree(model_folder, tmp_path / place)
         model = load_causal_model(tmp_path / place, dtype=torch.float32, attention="sdpa", lora=LoraConfig(rank=2))
-        save_model(model, {}, tmp_path / f"{place}-adapter", None)
+        save_state(model, {}, tmp_path / f"{place}-adapter", None)
         texts.append((tmp_path / f"{place}-adapter" / "adapter_config.json").read_text())
     assert texts[0] == texts[1]
     modules = json.loads(texts[0])["target_modules"]
@@ -65,7 +66,7 @@ def test_the_tokenizer_of_a_read_only_artifact_is_copied_writable(model_folder: 
     os.chmod(source / "tokenizer.json", 0o444)
     model = load_causal_model(model_folder, dtype=torch.float32, attention="sdpa")
     for _ in range(2):
-        save_model(model, parameters(model), tmp_path / "out", source)
+        save_state(model, parameters(model), tmp_path / "out", source)
     assert os.stat(tmp_path / "out" / "tokenizer.json").st_mode & 0o200
 
 
@@ -85,7 +86,7 @@ def test_a_scalar_model_from_a_causal_one_has_its_backbone_and_a_head_by_seed(mo
 def test_a_saved_scalar_model_keeps_its_head(model_folder: Path, tmp_path: Path) -> None:
     model = load_scalar_model(model_folder, dtype=torch.float32, attention="sdpa")
     model.config.reward_mean, model.config.reward_std = 0.5, 2.0
-    save_model(model, parameters(model), tmp_path, model_folder)
+    save_state(model, parameters(model), tmp_path, model_folder)
     again = load_scalar_model(tmp_path, dtype=torch.float32, attention="sdpa", seed=99)
     assert all(torch.equal(tensor, parameters(again)[name]) for name, tensor in parameters(model).items())
     stored = json.loads((tmp_path / "config.json").read_text())

@@ -19,8 +19,9 @@ from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.folders.adapter_check import adapter_problems
 from rlhf_core.models.folders.folder import ADAPTER_WEIGHTS
-from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model
-from rlhf_core.models.merging import merge_adapter, merged_tensors
+from rlhf_core.models.loading import load_causal_model, load_scalar_model
+from rlhf_core.models.merging import MergedWeights, merge_adapter
+from tests.rlhf_core.models.saved import save_state
 
 pytestmark = pytest.mark.parts
 
@@ -40,7 +41,7 @@ def test_merging_gives_what_the_adapted_model_gives(model_folder: Path, tmp_path
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.2)
-    save_model(adapted, get_peft_model_state_dict(adapted), tmp_path / "adapter", model_folder)
+    save_state(adapted, get_peft_model_state_dict(adapted), tmp_path / "adapter", model_folder)
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
     (tmp_path / "base").mkdir()
     for path in model_folder.iterdir():
@@ -62,7 +63,7 @@ def test_merging_gives_what_the_adapted_model_gives(model_folder: Path, tmp_path
 def test_published_weights_are_the_merged_model(model_folder: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     lora = LoraConfig(rank=2, alpha=3.0)
     adapted = load_causal_model(model_folder, dtype=dtype, attention="sdpa", lora=lora)
-    fresh = merged_tensors(model_folder, get_peft_model_state_dict(adapted), 1.5, dtype)
+    fresh = dict(MergedWeights(model_folder, get_peft_model_state_dict(adapted), 1.5, dtype))
     base = parameters(load_causal_model(model_folder, dtype=dtype, attention="sdpa"))
     assert fresh.keys() == base.keys()
     assert all(torch.equal(base[name], tensor) for name, tensor in fresh.items())
@@ -71,7 +72,7 @@ def test_published_weights_are_the_merged_model(model_folder: Path, tmp_path: Pa
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.2)
-    merged = merged_tensors(model_folder, get_peft_model_state_dict(adapted), 1.5, dtype)
+    merged = dict(MergedWeights(model_folder, get_peft_model_state_dict(adapted), 1.5, dtype))
     expected = parameters(adapted.float().merge_and_unload())
     assert expected.keys() == merged.keys()
     for name, tensor in merged.items():
@@ -85,14 +86,14 @@ def test_a_factor_of_no_tensor_of_the_folder_is_named(model_folder: Path) -> Non
     with pytest.raises(
         StageError, match=r"the adapter changes nowhere\.weight, which the model's folder does not have"
     ):
-        merged_tensors(model_folder, factors, 1.0, torch.float32)
+        MergedWeights(model_folder, factors, 1.0, torch.float32)
 
 
 def test_merging_keeps_the_dtype_of_the_base(model_folder: Path, tmp_path: Path) -> None:
     base = load_causal_model(model_folder, dtype=torch.bfloat16, attention="sdpa")
-    save_model(base, parameters(base), tmp_path / "base", model_folder)
+    save_state(base, parameters(base), tmp_path / "base", model_folder)
     adapted = load_causal_model(tmp_path / "base", dtype=torch.bfloat16, attention="sdpa", lora=LoraConfig(rank=2))
-    save_model(adapted, get_peft_model_state_dict(adapted), tmp_path / "adapter", None)
+    save_state(adapted, get_peft_model_state_dict(adapted), tmp_path / "adapter", None)
     merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
     merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto")
     assert {p.dtype for p in merged.parameters()} == {torch.bfloat16}
@@ -102,7 +103,7 @@ def test_merging_keeps_the_dtype_of_the_base(model_folder: Path, tmp_path: Path)
 def test_an_adapter_of_another_model_is_refused(model_folder: Path, tmp_path: Path) -> None:
     adapted = load_causal_model(model_folder, dtype=torch.float32, attention="sdpa", lora=LoraConfig(rank=2))
     wrong = {name: torch.zeros(3, 3) for name in get_peft_model_state_dict(adapted)}
-    save_model(adapted, wrong, tmp_path / "adapter", None)
+    save_state(adapted, wrong, tmp_path / "adapter", None)
     with pytest.raises(StageError, match=r"this adapter does not fit the model that it is put on .*size mis") as raised:
         merge_adapter(model_folder, tmp_path / "adapter", tmp_path / "merged")
     assert "\n" not in str(raised.value)

@@ -25,9 +25,10 @@ from transformers import (
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.folders.folder import Head
-from rlhf_core.models.loading import load_causal_model, load_scalar_adapter, load_scalar_model, save_model
+from rlhf_core.models.loading import load_causal_model, load_scalar_adapter, load_scalar_model
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.models.weights import require_fit
+from tests.rlhf_core.models.saved import save_state
 
 pytestmark = pytest.mark.parts
 
@@ -220,7 +221,7 @@ def test_an_adapter_that_is_not_whole(model_folder: Path, tmp_path: Path, change
         adapted = load(model_folder, lora=LoraConfig(rank=2), **LOAD)
         tensors = dict(get_peft_model_state_dict(adapted))
         change(tensors)
-        save_model(adapted, tensors, tmp_path / head, None)
+        save_state(adapted, tensors, tmp_path / head, None)
         with pytest.raises(StageError, match=f"(?s)this adapter does not fit .*{expected}"):
             merge_adapter(model_folder, tmp_path / head, tmp_path / "merged")
     with pytest.raises(StageError, match=f"(?s)this adapter does not fit .*{expected}"):

@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from benchmarks.small_models import small_config, small_model
 from rlhf_core.config.stages.base_model import BaseModelConfig
 from rlhf_core.models.folders.inspection import Inspection, inspect
-from rlhf_core.models.loading import load_causal_model, stored_state
+from rlhf_core.models.loading import load_causal_model
+from rlhf_core.models.stored import stored_state
 from rlhf_core.preflight import model as preflight_model
 from rlhf_core.stages import base
 from tests.mutations import PATIENCE, examples

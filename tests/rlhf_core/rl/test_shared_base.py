@@ -17,11 +17,12 @@ from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import adapter_state, base_model, share_base
 from rlhf_core.models.folders.folder import ADAPTER
-from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model
+from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
+from tests.rlhf_core.models.saved import save_state
 from tests.rlhf_core.rl.one_rank import OPTIMIZER, rl_config, trainer, trajectories, with_advantages
 from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import local_input
@@ -193,7 +194,7 @@ def judge(model: Input, tmp_path_factory: pytest.TempPathFactory) -> Input:
     torch.manual_seed(1)
     adapted = load_scalar_model(model.folder, dtype=torch.float32, attention="sdpa", lora=LoraConfig(rank=2), seed=1)
     trained = {n: torch.randn_like(p) * 0.1 for n, p in adapted.named_parameters() if p.requires_grad}
-    save_model(adapted, adapter_state(adapted, trained), folder / ADAPTER, None)
+    save_state(adapted, adapter_state(adapted, trained), folder / ADAPTER, None)
     merge_adapter(model.folder, folder / ADAPTER, folder)
     made = local_input(folder, Kind.REWARD_MODEL)
     return Input(made.manifest.model_copy(update={"parents": {"model": model.manifest.ref}}), folder)

@@ -10,7 +10,7 @@ import torch
 from rlhf_core.errors import StageError
 from rlhf_core.rl.weights import WeightAverage
 from rlhf_core.training.state import RankState
-from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model
+from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model, weights_of
 
 pytestmark = pytest.mark.parts
 
@@ -29,8 +29,7 @@ def test_the_average_by_hand(tmp_path: Path) -> None:
         expected = 0.75 * (0.75 * first[name] + 0.25 * second[name]) + 0.25 * third[name]
         torch.testing.assert_close(tensor.double(), expected, atol=1e-7, rtol=0)
     with average.in_place():
-        state = engine.full_state_dict()
-    assert state is not None
+        state = weights_of(engine)
     assert all(torch.equal(state[name], kept[name]) for name in kept)
 
 

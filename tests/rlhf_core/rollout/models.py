@@ -23,7 +23,7 @@ from transformers import (
 from rlhf_core.rollout import child_engine
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.engine import Request, SamplingParameters
-from rlhf_core.rollout.publication import Publication, publication
+from rlhf_core.rollout.publication import Publication, publication_of
 from rlhf_core.rollout.vllm.prompts import prompt_of
 
 EOS = 2
@@ -81,7 +81,7 @@ def disturb(model: torch.nn.Module, seed: int, only: str = "") -> None:
 
 def publish(engines: Publishable, state: Mapping[str, Tensor], version: int, **options: Any) -> Mapping[str, str]:
     """As the trainer does it; the digests of what was published."""
-    with publication(state, **options) as weights:
+    with publication_of(state, **options) as weights:
         engines.publish(weights, version)
     return weights.digests
 

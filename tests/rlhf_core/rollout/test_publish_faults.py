@@ -18,7 +18,7 @@ from rlhf_core.errors import WeightSyncError
 from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
 from rlhf_core.rollout.proof import Expected, GivenMatrix, Proof, verify_weights
-from rlhf_core.rollout.publication import Publication, publication
+from rlhf_core.rollout.publication import Publication, publication_of
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import disturb, expected_logprobs, make_model, publish
 
@@ -150,7 +150,7 @@ class ExchangingEngine:
     def publish(self, weights: Publication, version: int) -> None:
         state = load_file(weights.folder / "model.safetensors")
         state[EXCHANGED[0]], state[EXCHANGED[1]] = state[EXCHANGED[1]], state[EXCHANGED[0]]
-        with publication(state) as wrong:
+        with publication_of(state) as wrong:
             self._engine.publish(wrong, version)
 
 
@@ -228,7 +228,7 @@ def test_without_its_cure_the_tied_head_is_stale(engine_process: ChildProcess, t
     model = make_model(tmp_path, tied=True)
     engine = RemoteEngine(engine_process, tmp_path, EngineSettings(CONFIG, "float32", seed=0))
     engine.in_worker(leave_heads)
-    with publication(model.state_dict()) as weights:
+    with publication_of(model.state_dict()) as weights:
         before = Expected(0, expected_logprobs(model, PROBE), weights.digests)
     assert verify_weights(engine.call(RolloutEngine.probe, PROBE), before, 1e-4).difference < 1e-4
     named = r"lm_head.weight \(tied to model.embed_tokens.weight\) still has the values of version 0; its log-probs"

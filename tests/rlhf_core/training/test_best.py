@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rlhf_core.training.best import Best, KeptWeights
+from rlhf_core.training.distributed import join_group
 
 pytestmark = pytest.mark.parts
 
@@ -39,11 +40,11 @@ def test_the_first_of_the_best_finite_values(maximise: bool, values: list[float]
 
 
 def test_what_is_kept_goes_into_a_checkpoint() -> None:
+    join_group(rank=0, size=1)
     kept, restored = KeptWeights(), KeptWeights()
     restored.load_state(kept.state())
-    assert restored.state_dict is None
-    kept.keep({"a": torch.arange(3.0)})
+    assert not restored.tensors
+    kept.keep([("a", torch.arange(3.0))])
     restored.load_state(kept.state())
-    assert restored.state_dict is not None
-    assert restored.state_dict["a"].tolist() == [0.0, 1.0, 2.0]
+    assert restored.tensors["a"].tolist() == [0.0, 1.0, 2.0]
     assert not kept.state().shared, "the other ranks would fetch it too"

@@ -18,7 +18,7 @@ from rlhf_core.packing import select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.metrics import StepMetrics, over_steps
 from rlhf_core.types import PackedBatch
-from tests.rlhf_core.training.tiny_engine import OPTIMIZER, TOKENS, batch, build, loss, tiny_model
+from tests.rlhf_core.training.tiny_engine import OPTIMIZER, TOKENS, batch, build, loss, tiny_model, weights_of
 
 pytestmark = pytest.mark.parts
 
@@ -37,9 +37,7 @@ def weights_after(
     engine: DeepSpeedEngine, parts: list[PackedBatch], steps: int = 2
 ) -> tuple[list[StepMetrics], dict[str, Tensor]]:
     metrics = [engine.step(parts, loss) for _ in range(steps)]
-    state = engine.full_state_dict()
-    assert state is not None
-    return metrics, state
+    return metrics, weights_of(engine)
 
 
 def one_by_one() -> list[PackedBatch]:
@@ -71,8 +69,7 @@ def test_a_model_may_have_an_odd_number_of_parameters(folder: Path, stage: int) 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_bfloat16_keeps_float32_masters_and_gradient_sums(folder: Path, stage: int) -> None:
     engine = build(folder, zero_stage=stage, dtype="bfloat16")
-    before = engine.full_state_dict()
-    assert before is not None
+    before = weights_of(engine)
     assert {tensor.dtype for tensor in before.values()} == {torch.bfloat16}
     exact, _ = weights_after(build(folder, zero_stage=0), [batch()], steps=1)
     metrics, _ = weights_after(engine, one_by_one(), steps=1)
@@ -94,9 +91,8 @@ def test_small_bfloat16_updates_are_not_lost(folder: Path) -> None:
         optimizer=OptimizerConfig(learning_rate=1e-5, schedule="constant", warmup_share=0.0),
         total_steps=1,
     )
-    before, first = engine.full_state_dict(), weights_after(engine, [batch()], steps=1)[1]
+    before, first = weights_of(engine), weights_after(engine, [batch()], steps=1)[1]
     after = weights_after(engine, [batch()], steps=40)[1]
-    assert before is not None
     name = "model.layers.0.mlp.up_proj.weight"
     changed_once = (first[name] != before[name]).float().mean()
     changed = (after[name] != before[name]).float().mean()
@@ -181,16 +177,14 @@ def test_a_scalar_model_trains_its_head_and_its_backbone(folder: Path, stage: in
         ScalarModel(load_scalar_model(folder, dtype=torch.float32, attention="sdpa")),
         engine=EngineConfig(dtype="float32", zero_stage=stage), optimizer=OPTIMIZER, total_steps=4,
     )  # fmt: skip
-    before = engine.full_state_dict()
+    before = weights_of(engine)
 
     def squares(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
         value = ((model(part) - 1) ** 2).sum() / part.num_tokens
         return value, {"loss": Sum(value)}
 
     losses = [engine.step([batch()], squares).means["loss"] for _ in range(3)]
-    after = engine.full_state_dict()
+    after = weights_of(engine)
     assert losses[2] < losses[0]
-    assert before is not None
-    assert after is not None
     assert "score.weight" in after
     assert all(not torch.equal(after[name], before[name]) for name in before)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
-from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model
+from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model, weights_of
 
 pytestmark = pytest.mark.parts
 
@@ -23,12 +23,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def weights(engine: DeepSpeedEngine) -> dict[str, Tensor]:
-    state = engine.full_state_dict()
-    assert state is not None
-    return state
-
-
 def logprobs(engine: DeepSpeedEngine) -> Tensor:
     return engine.forward([batch()], lambda model, b: model(b)[0])[0]
 
@@ -38,7 +32,7 @@ def test_master_weights_are_what_the_weights_are_rounded_from(folder: Path, sett
     engine = build(folder, **settings)
     engine.step([batch()], loss)
     masters = {name: master.clone() for name, master in engine.master_weights()}
-    live = weights(engine)
+    live = weights_of(engine)
     assert masters.keys() == live.keys()
     assert all(master.dtype == torch.float32 for master in masters.values())
     assert all(torch.equal(masters[name].to(live[name].dtype), live[name]) for name in live)
@@ -54,21 +48,21 @@ def test_others_in_their_place_and_back(folder: Path, settings: dict[str, object
     for _ in range(2):
         other.step([batch()], loss)
     wanted = {name: master.clone() for name, master in other.master_weights()}
-    before, own = weights(engine), logprobs(engine)
+    before, own = weights_of(engine), logprobs(engine)
     with engine.replaced(wanted):
-        inside = weights(engine)
+        inside = weights_of(engine)
         assert torch.equal(logprobs(engine), logprobs(other))
-    assert all(torch.equal(inside[name], weights(other)[name]) for name in inside)
-    assert all(torch.equal(before[name], weights(engine)[name]) for name in before)
+    assert all(torch.equal(inside[name], weights_of(other)[name]) for name in inside)
+    assert all(torch.equal(before[name], weights_of(engine)[name]) for name in before)
     assert torch.equal(logprobs(engine), own)
     assert engine.step([batch()], loss) == never.step([batch()], loss)
-    assert all(torch.equal(weights(never)[name], weights(engine)[name]) for name in before)
+    assert all(torch.equal(weights_of(never)[name], weights_of(engine)[name]) for name in before)
 
 
 def test_of_a_lora_model_only_the_adapter(folder: Path) -> None:
     engine = build(folder, zero_stage=2, lora=LoraConfig(rank=2))
     names = [name for name, _ in engine.master_weights()]
-    assert len(names) == len(weights(engine))
+    assert len(names) == len(weights_of(engine))
     assert all(".lora_A." in name or ".lora_B." in name for name in names)
     with engine.replaced({name: torch.full_like(master, 0.5) for name, master in engine.master_weights()}):
-        assert all(bool((tensor == 0.5).all()) for tensor in weights(engine).values())
+        assert all(bool((tensor == 0.5).all()) for tensor in weights_of(engine).values())

@@ -18,7 +18,7 @@ from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.training.muon import CutMatrix, Muon, WholeMatrix, orthogonalize, update_scale
 from rlhf_core.training.optimizers import muon_groups
 from tests.rlhf_core.training.muon_reference import newton_schulz, reference, reference_steps
-from tests.rlhf_core.training.tiny_engine import MUON, batch, build, loss, tiny_model
+from tests.rlhf_core.training.tiny_engine import MUON, batch, build, loss, tiny_model, weights_of
 
 pytestmark = pytest.mark.parts
 
@@ -185,8 +185,7 @@ def test_every_zero_stage_takes_the_reference_steps(folder: Path, stage: int) ->
     for _ in range(3):
         metrics = engine.step([batch()], loss)
     assert metrics.learning_rate == 0.02
-    weights = engine.full_state_dict()
-    assert weights is not None
+    weights = weights_of(engine)
     for name, wanted in expected.items():
         torch.testing.assert_close(weights[name], wanted, rtol=1e-4, atol=1e-5, msg=name)
 

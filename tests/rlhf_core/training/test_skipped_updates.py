@@ -18,7 +18,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine, StepCounters
 from rlhf_core.types import PackedBatch
-from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model
+from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model, weights_of
 
 pytestmark = pytest.mark.parts
 
@@ -40,8 +40,7 @@ def broken(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
 
 def state(engine: DeepSpeedEngine) -> list[Tensor]:
     """Copies of all weights and of all tensors of the optimizer's state."""
-    weights = engine.full_state_dict()
-    assert weights is not None
+    weights = weights_of(engine)
     assert engine.optimizer is not None
     moments = [value for values in engine.optimizer.state.values() for value in values.values()]
     return [tensor.clone() for tensor in (*weights.values(), *moments)]

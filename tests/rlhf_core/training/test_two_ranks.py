@@ -30,6 +30,7 @@ from tests.rlhf_core.training.tiny_engine import (
     gradient,
     loss,
     tiny_model,
+    weights_of,
 )
 from tests.rlhf_core.training.two_ranks import balanced_step, distillation_worker
 
@@ -91,7 +92,7 @@ def test_two_ranks_train_on_images_what_one_trains(folder: Path, answers: Answer
     assert one["losses"] == other["losses"] == pytest.approx(alone.losses, rel=1e-5)
     assert (one["pictures"], other["pictures"]) == ([0, 0, 1], [2, 1, 0])
     before = load_file(folder / "vision" / "model" / "model.safetensors")
-    found, wanted = of(answers, f"images {name}"), alone.engine.full_state_dict() or {}
+    found, wanted = of(answers, f"images {name}"), weights_of(alone.engine)
     assert found.keys() == wanted.keys()
     for key, weight in wanted.items():
         if key.endswith("k_proj.bias"):
@@ -143,8 +144,7 @@ def test_experts_are_balanced_over_both(folder: Path, answers: Answers) -> None:
     for _ in range(2):
         expected = balanced_step(engine, [batch()])
     assert answers[0][0]["experts"] == pytest.approx(over_steps([expected]), rel=1e-5)
-    weights = engine.full_state_dict()
-    assert weights is not None
+    weights = weights_of(engine)
     for name, found in of(answers, "experts").items():
         torch.testing.assert_close(found, weights[name], rtol=1e-5, atol=1e-5, msg=name)
 
@@ -183,8 +183,7 @@ def test_a_teacher_may_be_sharded(folder: Path, answers: Answers, tmp_path: Path
     assert wanted["divergence"] > 1e-3
     for numbers in answers[0]:
         assert numbers[f"distillation {name}"] == pytest.approx(wanted, rel=1e-5)
-    weights = worker.engine.full_state_dict()
-    assert weights is not None
+    weights = weights_of(worker.engine)
     for key, found in of(answers, f"distillation {name}").items():
         torch.testing.assert_close(found, weights[key], rtol=1e-5, atol=1e-5, msg=key)
 

@@ -63,6 +63,11 @@ def loss(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
     return value, {"loss": Sum(value), "tokens": Sum(part.loss_mask.sum())}
 
 
+def weights_of(engine: DeepSpeedEngine) -> dict[str, Tensor]:
+    """Copies of all its weights, on every rank."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in engine.weights()}
+
+
 def gradient(engine: DeepSpeedEngine) -> dict[str, Tensor]:
     """Of the last step, over all ranks; of an engine with the optimizer GRADIENT and without ZeRO."""
     assert engine.optimizer is not None

@@ -47,15 +47,12 @@ from tests.rlhf_core.training.tiny_engine import (
     build,
     gradient,
     loss,
+    weights_of,
 )
 
 
 def share(rank: int, tokens_per_micro_batch: int) -> list[PackedBatch]:
     return Division.of(batch(), replicas=2, tokens_per_micro_batch=tokens_per_micro_batch).split()[rank]
-
-
-def weights(engine: DeepSpeedEngine) -> dict[str, Tensor]:
-    return engine.full_state_dict() or {}  # on rank 0 alone
 
 
 def metrics(rank: int, folder: Path) -> Iterator[Answer]:
@@ -93,9 +90,9 @@ def skipping(rank: int, folder: Path) -> Iterator[Answer]:
     for stage in (0, 3):
         engine, undisturbed = (build(folder / "dense", zero_stage=stage) for _ in range(2))
         engine.step(share(rank, 6), loss)
-        before = weights(engine)
+        before = weights_of(engine)
         skipped = engine.step(share(rank, 6), broken)
-        after = weights(engine)
+        after = weights_of(engine)
         engine.step(share(rank, 6), loss)
         undisturbed.step(share(rank, 6), loss)
         undisturbed.counters = undisturbed.counters.after(applied=True)
@@ -106,7 +103,7 @@ def skipping(rank: int, folder: Path) -> Iterator[Answer]:
                 "skipped": skipped.skipped,
                 "in a row": engine.counters.skipped_updates,
                 "unchanged": all(torch.equal(before[name], after[name]) for name in before),
-                "goes on": _equal(weights(engine), weights(undisturbed)),
+                "goes on": _equal(weights_of(engine), weights_of(undisturbed)),
             },
             {},
         )
@@ -121,7 +118,7 @@ def muon(rank: int, folder: Path) -> Iterator[Answer]:
         engine = build(folder / "dense", optimizer=MUON, zero_stage=stage)
         for _ in range(3):
             engine.step(share(rank, 6), loss)
-        yield f"muon {stage}", {}, weights(engine)
+        yield f"muon {stage}", {}, weights_of(engine)
 
 
 def offload(rank: int, folder: Path) -> Iterator[Answer]:
@@ -133,14 +130,14 @@ def offload(rank: int, folder: Path) -> Iterator[Answer]:
         engine = build(folder / "dense", optimizer=OPTIMIZER, **settings)
         for _ in range(2):
             found = engine.step(share(rank, 6), loss)
-        yield f"offload {name}", over_steps([found]), weights(engine)
+        yield f"offload {name}", over_steps([found]), weights_of(engine)
 
 
 def experts(rank: int, folder: Path) -> Iterator[Answer]:
     engine = build(folder / "experts", optimizer=OPTIMIZER, zero_stage=3)
     for _ in range(2):
         found = balanced_step(engine, share(rank, 6))
-    yield "experts", over_steps([found]), weights(engine)
+    yield "experts", over_steps([found]), weights_of(engine)
 
 
 def rows(rank: int, folder: Path) -> Iterator[Answer]:
@@ -213,7 +210,7 @@ def validation(rank: int, folder: Path) -> Iterator[Answer]:
         "measured": measured,
         "kept": sorted(kept),
         "restored": sorted(worker._kept.state().own),
-        "unchanged": _equal(weights(worker.engine), weights(other.engine)),
+        "unchanged": _equal(weights_of(worker.engine), weights_of(other.engine)),
     }
     yield "validation", found, {}
 
@@ -224,7 +221,7 @@ def distillation(rank: int, folder: Path) -> Iterator[Answer]:
         worker = distillation_worker(folder, folder / f"work{rank}", student, teacher)
         shard = Shard([batch()] if rank == 0 else [filler(batch())], TOKENS, len(SEQUENCES))
         (found,) = worker.train([shard])
-        yield f"distillation {name}", {**found.means, "norm": found.gradient_norm}, weights(worker.engine)
+        yield f"distillation {name}", {**found.means, "norm": found.gradient_norm}, weights_of(worker.engine)
 
 
 def distillation_worker(folder: Path, work: Path, student: int, teacher: int) -> DistillationWorker:
@@ -259,7 +256,7 @@ def images(rank: int, folder: Path) -> Iterator[Answer]:
         yield f"images {stage}", {"norm": norm}, {} if stage else gradient(engine)
     for name, (settings, tokens) in SPLITS.items():
         trained = trained_on_images(folder, folder / f"work{rank}", settings, rank=rank, ranks=2, tokens=tokens)
-        yield f"images {name}", {"losses": trained.losses, "pictures": trained.pictures}, weights(trained.engine)
+        yield f"images {name}", {"losses": trained.losses, "pictures": trained.pictures}, weights_of(trained.engine)
 
 
 def balanced_step(engine: DeepSpeedEngine, parts: list[PackedBatch]) -> StepMetrics:

@@ -17,7 +17,7 @@ from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, SamplingParameters
 from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
-from rlhf_core.rollout.publication import publication
+from rlhf_core.rollout.publication import publication_of
 from tests.rlhf_core.rollout.models import (
     EOS,
     cached_tokens,
@@ -126,7 +126,7 @@ def test_a_sleeping_engine_serves_nothing(served: Served) -> None:
     ):
         with pytest.raises(RuntimeError, match="the engine is asleep; this needs it awake"):
             refused()
-    with publication(model.state_dict()) as weights, pytest.raises(RuntimeError, match="the engine is asleep"):
+    with publication_of(model.state_dict()) as weights, pytest.raises(RuntimeError, match="the engine is asleep"):
         engine.call(RolloutEngine.load_weights, weights.folder, 50)
     engine.call(RolloutEngine.wake)
     assert engine.share(RolloutEngine.generate, GREEDY) == before

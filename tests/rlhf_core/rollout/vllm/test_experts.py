@@ -14,7 +14,8 @@ from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.models.adapters import add_lora
-from rlhf_core.models.loading import load_causal_model, stored_state
+from rlhf_core.models.loading import load_causal_model
+from rlhf_core.models.stored import stored_state
 from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
 from rlhf_core.rollout.proof import Expected, Proof, verify_weights
