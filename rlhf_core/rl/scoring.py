@@ -17,7 +17,8 @@ from rlhf_core.models.folders.folder import ADAPTER
 from rlhf_core.models.loading import load_causal_model, load_scalar_adapter, load_scalar_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
-from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.build import build_engine
+from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.randomness import seed_everything
 from rlhf_core.training.reference import Reference
@@ -83,7 +84,7 @@ def scored(ranks: WorkerGroup[S], division: Division[PackedBatch], names: Sequen
     return {name: division.join([[part[name] for part in replica] for replica in results]) for name in names}
 
 
-def load_model(role: Role, folder: Path, base: SharedBase | None = None) -> DeepSpeedEngine:
+def load_model(role: Role, folder: Path, base: SharedBase | None = None) -> TrainingEngine:
     """The model of `role` from `folder`. base: whose weights it shares."""
     model = _load(role, folder, base)
     if base is not None:
@@ -91,7 +92,7 @@ def load_model(role: Role, folder: Path, base: SharedBase | None = None) -> Deep
         share_base(model, base.model)
     scalar = role.head == "scalar"
     wrapped = ScalarModel(model, offset=role.value_scale.offset) if scalar else PolicyModel(model)
-    return DeepSpeedEngine(
+    return build_engine(
         wrapped, engine=role.engine, optimizer=role.optimizer, total_steps=role.total_steps, dropout=role.dropout
     )
 
@@ -111,7 +112,7 @@ def _load(role: Role, folder: Path, base: SharedBase | None) -> nn.Module:
 
 
 def scores(
-    models: Mapping[str, DeepSpeedEngine | Reference],
+    models: Mapping[str, TrainingEngine | Reference],
     batches: Sequence[PackedBatch],
     names: Sequence[str],
     temperature: float,

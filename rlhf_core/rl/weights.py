@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch.distributed as dist
 
-from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.training.state import RankState, copy_into
 
 WeightSource = Literal["live", "average"]
@@ -21,7 +21,7 @@ class WeightAverage:
     Implements training.state.Stateful. Every rank must call every method.
     """
 
-    def __init__(self, engine: DeepSpeedEngine, decay: float) -> None:
+    def __init__(self, engine: TrainingEngine, decay: float) -> None:
         self._engine = engine
         self._decay = decay
         first = dist.get_rank() == 0

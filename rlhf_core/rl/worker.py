@@ -29,7 +29,7 @@ from rlhf_core.rl.weights import WeightAverage, WeightSource
 from rlhf_core.rollout.publication import Files, Publication, publication
 from rlhf_core.system.freed_memory import return_freed_memory
 from rlhf_core.training.best import KeptWeights
-from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.training.group import host_memory_only
 from rlhf_core.training.metrics import StepMetrics
 from rlhf_core.training.randomness import seed_everything, seed_rank
@@ -37,7 +37,7 @@ from rlhf_core.training.reference import AdapterOff, FrozenCopy, Reference
 from rlhf_core.training.routing import step_routing
 from rlhf_core.training.saving import write_model
 from rlhf_core.training.snapshots import SnapshotWorker
-from rlhf_core.training.state import EngineState, Stateful
+from rlhf_core.training.state import Stateful
 from rlhf_core.types import Minibatch, PackedBatch
 
 
@@ -50,7 +50,7 @@ class RLWorker(SnapshotWorker):
         self._publishing = ExitStack()  # holds the folder of a publish
         self._written: Publication | None = None
         self._algorithm = build_algorithm(config)
-        self._engines: dict[str, DeepSpeedEngine] = {}  # by role; reference and teacher are apart
+        self._engines: dict[str, TrainingEngine] = {}  # by role; reference and teacher are apart
         self._frozen: dict[str, Reference] = {}  # by role
         self._folders = {role.name: context.fetch(role.start).folder for role in roles}
         for role in roles:
@@ -68,7 +68,7 @@ class RLWorker(SnapshotWorker):
         seed_rank(context.seed)
 
     @property
-    def _policy(self) -> DeepSpeedEngine:
+    def _policy(self) -> TrainingEngine:
         return self._engines[POLICY]
 
     @property
@@ -85,8 +85,7 @@ class RLWorker(SnapshotWorker):
         return SharedBase(self._folders[POLICY], model)
 
     def parts(self) -> Mapping[str, Stateful]:
-        trained = {name: engine for name, engine in self._engines.items() if engine.optimizer is not None}
-        parts: dict[str, Stateful] = {name: EngineState(engine) for name, engine in trained.items()}
+        parts: dict[str, Stateful] = {name: engine for name, engine in self._engines.items() if engine.is_trained}
         if self._average is not None:
             parts["average"] = self._average
         if self._config.keeps_best:
@@ -205,7 +204,7 @@ class RLWorker(SnapshotWorker):
         for model in self._models().values():
             model.reload()
 
-    def _models(self) -> dict[str, DeepSpeedEngine | Reference]:
+    def _models(self) -> dict[str, TrainingEngine | Reference]:
         """By role."""
         return {**self._engines, **self._frozen}
 

@@ -17,14 +17,14 @@ from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.metrics import LossAndMetrics, Metric, Sum, merged
 from rlhf_core.supervised.examples import Shard, divide
 from rlhf_core.training.best import KeptWeights
-from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.build import build_engine
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import StepMetrics
 from rlhf_core.training.randomness import seed_everything, seed_rank
 from rlhf_core.training.routing import step_routing
 from rlhf_core.training.saving import write_model
 from rlhf_core.training.snapshots import SnapshotWorker
-from rlhf_core.training.state import EngineState, Stateful
+from rlhf_core.training.state import Stateful
 from rlhf_core.types import PackedBatch
 
 C = TypeVar("C", bound=SupervisedConfig)
@@ -44,7 +44,7 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
         self.config = config
         self.seed = context.seed
         self.folder = context.fetch(model).folder
-        self.engine = DeepSpeedEngine(
+        self.engine = build_engine(
             self.build_model(), engine=config.engine, optimizer=config.optimizer, total_steps=total_steps,
             dropout=config.dropout,
         )  # fmt: skip
@@ -75,7 +75,7 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
         return loss + self.config.moe_coefficient * balance, metrics
 
     def parts(self) -> Mapping[str, Stateful]:
-        trained: dict[str, Stateful] = {"model": EngineState(self.engine)}
+        trained: dict[str, Stateful] = {"model": self.engine}
         return trained | {"kept": self._kept} if self.config.keeps_best else trained
 
     def shares_prompts(self) -> bool:

@@ -19,24 +19,24 @@ from rlhf_core.metrics import LossAndMetrics, Sum
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.packing import pack, select
-from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.distributed import join_group
+from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.training.optimizers import learning_rate
 from rlhf_core.training.randomness import random_state
-from rlhf_core.training.state import EngineState, RankState
+from rlhf_core.training.state import RankState
 from rlhf_core.types import PackedBatch
 
 STEPS = 8
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_share=0.5, schedule="linear", max_skipped_updates=2)
 _SEQUENCES = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7], [3, 2, 3]]
 _TOKENS = sum(len(sequence) - 1 for sequence in _SEQUENCES)
-Make = Callable[[], DeepSpeedEngine]
+Make = Callable[[], TrainingEngine]
 
 
 class TrainingEngineContract:
     """Subclass it with `build`."""
 
-    def build(self, model: nn.Module, optimizer: OptimizerConfig, total_steps: int) -> DeepSpeedEngine:
+    def build(self, model: nn.Module, optimizer: OptimizerConfig, total_steps: int) -> TrainingEngine:
         """Build the engine in float32; the process is the only rank of a group."""
         raise NotImplementedError
 
@@ -52,7 +52,7 @@ class TrainingEngineContract:
             )
         ).save_pretrained(tmp_path)  # fmt: skip
 
-        def engine() -> DeepSpeedEngine:
+        def engine() -> TrainingEngine:
             model = load_causal_model(tmp_path, dtype=torch.float32, attention="sdpa")
             return self.build(PolicyModel(model), OPTIMIZER, STEPS)
 
@@ -104,10 +104,10 @@ class TrainingEngineContract:
         kept, restored = make(), make()
         kept.step([_batch()], _loss)
         kept.step([_batch()], _loss)
-        state = EngineState(kept).state()
+        state = kept.state()
         through_bytes = RankState(*(load(save(_contiguous(part))) for part in (state.shared, state.own)))
         expected = [kept.step([_batch()], _loss) for _ in range(2)]
-        EngineState(restored).load_state(through_bytes)
+        restored.load_state(through_bytes)
         assert [restored.step([_batch()], _loss) for _ in range(2)] == expected
         _require_equal(_state(restored), _state(kept))
 
@@ -148,12 +148,12 @@ def _loss(model: nn.Module, part: PackedBatch, scale: float = 1.0) -> LossAndMet
     return value, {"loss": Sum(value.detach()), "tokens": Sum(part.loss_mask.sum())}
 
 
-def _weights(engine: DeepSpeedEngine) -> dict[str, Tensor]:
+def _weights(engine: TrainingEngine) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in engine.weights()}
 
 
-def _state(engine: DeepSpeedEngine) -> dict[str, Tensor]:
-    state = EngineState(engine).state()
+def _state(engine: TrainingEngine) -> dict[str, Tensor]:
+    state = engine.state()
     return {name: tensor.clone() for name, tensor in {**state.shared, **state.own}.items()}
 
 

@@ -52,7 +52,7 @@ class KeptWeights:
         self.tensors: dict[str, Tensor] = {}  # by their names in a model's folder; empty on other ranks
 
     def keep(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """weights: as DeepSpeedEngine.weights yields them. Every rank must call it."""
+        """weights: as TrainingEngine.weights yields them. Every rank must call it."""
         for name, tensor in weights:
             if dist.get_rank() == 0:
                 self.tensors[name] = tensor.detach().cpu().clone()  # one by one, so that no two copies of all exist

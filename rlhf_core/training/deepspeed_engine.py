@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.mesh import current_mesh
-from rlhf_core.metrics import LossAndMetrics, Metric, merged
+from rlhf_core.metrics import Metric, merged
 from rlhf_core.models.dropout import set_train_mode
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.models.packed import PackedModel
@@ -25,38 +25,23 @@ from rlhf_core.models.stored import stored_layout
 from rlhf_core.training.deepspeed_layouts import layouts
 from rlhf_core.training.deepspeed_offload import offload_states, reload_states
 from rlhf_core.training.deepspeed_settings import deepspeed_settings, import_deepspeed
+from rlhf_core.training.deepspeed_state import DeepSpeedState
 from rlhf_core.training.deepspeed_weights import master_weights, replaced, stored_weights
+from rlhf_core.training.engine import B, LossFunction, R, StepCounters
 from rlhf_core.training.metrics import MetricTotals, StepMetrics
 from rlhf_core.training.muon import Muon
 from rlhf_core.training.optimizers import build_optimizer, learning_rate
 from rlhf_core.training.randomness import torch_random_state
-from rlhf_core.types import PackedBatch
+from rlhf_core.training.state import RankState
 
-B = TypeVar("B", bound=PackedBatch)
-R = TypeVar("R")
-LossFunction = Callable[[nn.Module, B], LossAndMetrics]
-
-
-@dataclass(frozen=True)
-class StepCounters:
-    """What the next step depends on besides weights and optimizer state."""
-
-    steps: int = 0  # taken or skipped: the place in the schedule
-    skipped_updates: int = 0
-    skipped_in_a_row: int = 0
-
-    def after(self, *, applied: bool) -> StepCounters:
-        """The counters after one more step."""
-        if applied:
-            return StepCounters(self.steps + 1, self.skipped_updates, 0)
-        return StepCounters(self.steps + 1, self.skipped_updates + 1, self.skipped_in_a_row + 1)
+_COUNTERS = "counters"
 
 
 class DeepSpeedEngine:
-    """A wrapped model (PolicyModel, ScalarModel) and its optimizer, sharded over the ranks of the process group.
+    """Implements training.engine.TrainingEngine, with weights and optimizer sharded over the ranks by ZeRO.
 
-    The process group must exist (training.distributed.join_group). Every rank calls every method, with the same number
-    of micro-batches. bfloat16 means bfloat16 weights and activations over float32 master weights and gradient sums.
+    The process group must exist (training.distributed.join_group). bfloat16 means bfloat16 weights and activations over
+    float32 master weights and gradient sums.
     """
 
     def __init__(
@@ -106,8 +91,11 @@ class DeepSpeedEngine:
             del model.forward
 
     @property
+    def is_trained(self) -> bool:
+        return self.optimizer is not None
+
+    @property
     def shares_prompts(self) -> bool:
-        """Whether its model computes what several sequences of a micro-batch begin with once."""
         return isinstance(self.module, PackedModel) and self.module.shares_prompts
 
     def _start(self, model: nn.Module) -> Any:
@@ -128,20 +116,7 @@ class DeepSpeedEngine:
             self.optimizer.layouts = layouts(started.optimizer, self._config.sharding)
         return started
 
-    @property
-    def zero_optimizer(self) -> Any:
-        """DeepSpeed's optimizer around `optimizer`, which holds the partitions; at ZeRO 0, `optimizer` itself."""
-        return self._engine.optimizer
-
     def step(self, micro_batches: Sequence[B], loss: LossFunction[B]) -> StepMetrics:
-        """One optimizer step. `loss(model, micro_batch)` returns this micro-batch's part of the step's loss, a sum
-        over its tokens divided by a count over the whole step, and its part of the metrics.
-
-        Gradients are summed over micro-batches and replicas, so how the sequences are split does not change the update.
-        If the gradient is not finite, the update is skipped: on all ranks, weights and optimizer state stay as they
-        were, and the learning rate follows its schedule. Raises StageError if that makes `max_skipped_updates` in a
-        row, or if the ranks have different numbers of micro-batches.
-        """
         if self._optimizer_config is None:
             raise RuntimeError("this engine was built without an optimizer")
         self._require_same_count(len(micro_batches))
@@ -203,7 +178,6 @@ class DeepSpeedEngine:
             )
 
     def forward(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], R]) -> list[R]:
-        """`function(model, micro_batch)` of each micro-batch in eval mode, without gradients; nothing is reduced."""
         self._require_same_count(len(micro_batches))
         self._engine.eval()
         with torch.no_grad():
@@ -212,35 +186,42 @@ class DeepSpeedEngine:
     def measure(
         self, micro_batches: Sequence[B], metrics: Callable[[nn.Module, B], Mapping[str, Metric]]
     ) -> dict[str, float]:
-        """The metrics of all micro-batches of all replicas, in eval mode and without gradients; on every rank."""
         totals = MetricTotals()
         for part, reported in zip(micro_batches, self.forward(micro_batches, metrics), strict=True):
             totals.add(reported, part.num_trained_tokens)
         return merged(*totals.over_replicas(self.device))
 
     def total(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], Tensor]) -> Tensor:
-        """The sum of what `forward` returns, over micro-batches and replicas; on every rank."""
         return self.mesh.reduce(torch.stack(self.forward(micro_batches, function)).sum(0), over="data")
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor of the model's folder, whole, on every rank; of a PeftModel those of the adapter's folder.
-
-        Tied weights appear once. Every rank must take all; a tensor may change once the next is taken.
-        """
         return stored_weights(self._wrapped)
 
     def weight_layout(self) -> dict[str, Tensor]:
-        """Name, shape and dtype of what `weights` yields, as tensors without memory; asks no other rank."""
         return stored_layout(self._wrapped)
 
     def master_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Each trained weight, whole, in float32, under its name in the wrapped HF model. Every rank must take all."""
         return master_weights(self._wrapped, zero_stage=self._config.sharding)
 
     def replaced(self, weights: Mapping[str, Tensor] | None) -> AbstractContextManager[None]:
-        """Inside, forwards and `weights` use `weights` (rank 0's, others pass None), which have the names of
-        `master_weights`; nothing may be trained. Every rank must enter."""
         return replaced(self._wrapped, weights)
+
+    def state(self) -> RankState:
+        """References to the live tensors. Under ZeRO 1 and 2 every rank has the whole weights and its partition of the
+        rest, under ZeRO 3 a partition of all; without ZeRO, everything is equal on all ranks."""
+        live = self._state.live()
+        return RankState({_COUNTERS: torch.tensor(astuple(self.counters)), **live.shared}, live.own)
+
+    def load_state(self, state: RankState) -> None:
+        saved = {**state.shared, **state.own}
+        counters: list[int] = saved.pop(_COUNTERS).tolist()
+        self._state.load(saved)
+        self.counters = StepCounters(*counters)
+
+    @property
+    def _state(self) -> DeepSpeedState:
+        assert self.optimizer is not None
+        return DeepSpeedState(self.module, self.optimizer, self._engine.optimizer)
 
     @property
     def _wrapped(self) -> nn.Module:
@@ -249,12 +230,10 @@ class DeepSpeedEngine:
         return model
 
     def offload(self) -> None:
-        """Move everything that this engine keeps on the device to host memory. It cannot compute until `reload`."""
         if self._offloaded is None:
             self._offloaded = offload_states(self._engine)
 
     def reload(self) -> None:
-        """Undo `offload`."""
         if self._offloaded is not None:
             reload_states(self._engine, self._offloaded, self.device)
             self._offloaded = None

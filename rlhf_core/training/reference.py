@@ -16,7 +16,8 @@ from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.models.adapters import is_adapted
 from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PackedModel, PolicyModel
-from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.build import build_engine
+from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.types import PackedBatch
 
 B = TypeVar("B", bound=PackedBatch)
@@ -28,10 +29,10 @@ class Reference(Protocol):
 
     @property
     def shares_prompts(self) -> bool:
-        """As of DeepSpeedEngine."""
+        """As of TrainingEngine."""
 
     def forward(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], R]) -> list[R]:
-        """As DeepSpeedEngine.forward."""
+        """As TrainingEngine.forward."""
 
     def offload(self) -> None:
         """Leave nothing on the device, until `reload`."""
@@ -43,7 +44,7 @@ class Reference(Protocol):
 class AdapterOff:
     """The base of a LoRA policy: the policy's own weights with the adapter switched off."""
 
-    def __init__(self, policy: DeepSpeedEngine) -> None:
+    def __init__(self, policy: TrainingEngine) -> None:
         """policy: of a PeftModel."""
         model = policy.module.model
         assert is_adapted(model)
@@ -78,7 +79,7 @@ class FrozenCopy:
         """offloaded: the weights are on the device only while `forward` runs, and in host memory otherwise.
         wrapper: whose forward `forward` calls."""
         model = load_causal_model(folder, dtype=torch_dtype(engine.dtype), attention=engine.attention)
-        self.engine = DeepSpeedEngine(wrapper(model), engine=engine, optimizer=None, total_steps=0)
+        self.engine = build_engine(wrapper(model), engine=engine)
         self._offloaded = offloaded
         if offloaded:
             self.engine.offload()

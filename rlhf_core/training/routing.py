@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.types import PackedBatch
 
 
-def step_routing(engine: DeepSpeedEngine, micro_batches: Sequence[PackedBatch]) -> Tensor:
+def step_routing(engine: TrainingEngine, micro_batches: Sequence[PackedBatch]) -> Tensor:
     """(2, E): the `routing_sums` of all micro-batches of all ranks, by a forward of each. Every rank must call it."""
 
     def routing(model: nn.Module, batch: PackedBatch) -> Tensor:

@@ -13,7 +13,7 @@ from rlhf_core.contract import StageContext
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import save_model
 from rlhf_core.training.best import KeptWeights
-from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.snapshots import SnapshotWorker
 
@@ -39,7 +39,7 @@ def save(
 
 
 def write_model(
-    engine: DeepSpeedEngine, folder: Path, tokenizer_folder: Path | None, kept: KeptWeights | None = None
+    engine: TrainingEngine, folder: Path, tokenizer_folder: Path | None, kept: KeptWeights | None = None
 ) -> None:
     """Write the model of `engine`, with LoRA its adapter, as a folder on rank 0's node, one tensor in memory at a time.
 

@@ -11,7 +11,7 @@ import torch
 from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.muon import orthogonalize
-from rlhf_core.training.state import EngineState, RankState
+from rlhf_core.training.state import RankState
 from tests.gpu import float64
 from tests.rlhf_core.training.muon_reference import reference_steps
 from tests.rlhf_core.training.tiny_engine import MUON, OPTIMIZER, TOKENS, batch, build, loss, tiny_model, weights_of
@@ -102,7 +102,7 @@ def test_a_device_that_was_lent_between_steps_changes_nothing(
 
 def on_device(engine: DeepSpeedEngine) -> list[str]:
     """Which tensors of its state are there; a fused optimizer's counters of steps are no memory."""
-    state = EngineState(engine).state()
+    state = engine.state()
     return [name for name, tensor in {**state.shared, **state.own}.items() if tensor.is_cuda and tensor.ndim]
 
 
@@ -114,9 +114,9 @@ def test_an_engine_that_resumes_takes_the_same_steps(
     first, resumed = (build(folder, optimizer=optimizer, dtype="bfloat16", **settings) for _ in range(2))
     for _ in range(2):
         first.step([batch()], loss)
-    state = EngineState(first).state()
+    state = first.state()
     saved = RankState(*({n: t.detach().cpu().clone() for n, t in part.items()} for part in (state.shared, state.own)))
-    EngineState(resumed).load_state(saved)
+    resumed.load_state(saved)
     for engine in (first, resumed):
         engine.step([batch()], loss)
     expected, found = (dict(engine.master_weights()) for engine in (first, resumed))

@@ -25,8 +25,17 @@ from rlhf_core.training.metrics import over_steps
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.training.ranks import Answer, write_answers
-from tests.rlhf_core.training.tiny_engine import GRADIENT, MUON, SEQUENCES, TOKENS, batch, build, gradient, loss
-from tests.rlhf_core.training.two_ranks import weights
+from tests.rlhf_core.training.tiny_engine import (
+    GRADIENT,
+    MUON,
+    SEQUENCES,
+    TOKENS,
+    batch,
+    build,
+    gradient,
+    loss,
+    weights_of,
+)
 
 
 def share(mesh: Mesh) -> list[PackedBatch]:
@@ -59,7 +68,7 @@ def steps(folder: Path) -> Iterator[Answer]:
     for name, settings in STEPS.items():
         engine = build(folder / "dense", **settings)
         norms = [engine.step(share(mesh), loss).gradient_norm for _ in range(3)]
-        yield f"steps {name}", {"norms": norms}, weights(engine)
+        yield f"steps {name}", {"norms": norms}, weights_of(engine)
 
 
 STEPS: dict[str, dict[str, Any]] = {
@@ -92,7 +101,7 @@ def resuming(folder: Path, work: Path) -> Iterator[Answer]:
         dropped = restored.engine.module.train()(batch())[0]
     found = {
         "files": sorted(file.path for file in files), "damage": damage, "norm": expected[0].gradient_norm,
-        "equal": again == expected and equal(weights(kept.engine), weights(restored.engine)),
+        "equal": again == expected and equal(weights_of(kept.engine), weights_of(restored.engine)),
         "dropped": dropped.tolist(),
     }  # fmt: skip
     yield "resuming", found, {}

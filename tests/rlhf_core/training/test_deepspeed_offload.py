@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
-from rlhf_core.training.state import EngineState
 from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model, weights_of
 
 pytestmark = pytest.mark.parts
@@ -23,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tensors_of(engine: DeepSpeedEngine) -> dict[str, Tensor]:
     """What a checkpoint would keep, under any name."""
-    state = EngineState(engine).state()
+    state = engine.state()
     return {**state.shared, **state.own}
 
 

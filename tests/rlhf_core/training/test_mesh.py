@@ -11,8 +11,17 @@ from rlhf_core.mesh import Mesh
 from rlhf_core.training.metrics import over_steps
 from tests.rlhf_core.training.mesh_ranks import STEPS, resuming
 from tests.rlhf_core.training.ranks import Answers, of, run_ranks
-from tests.rlhf_core.training.tiny_engine import GRADIENT, SEQUENCES, TOKENS, batch, build, gradient, loss, tiny_model
-from tests.rlhf_core.training.two_ranks import weights
+from tests.rlhf_core.training.tiny_engine import (
+    GRADIENT,
+    SEQUENCES,
+    TOKENS,
+    batch,
+    build,
+    gradient,
+    loss,
+    tiny_model,
+    weights_of,
+)
 
 pytestmark = pytest.mark.system
 
@@ -69,7 +78,7 @@ def test_steps_are_those_of_one_rank(folder: Path, answers: Answers, name: str) 
     for numbers in answers[0]:
         assert numbers[f"steps {name}"]["norms"] == pytest.approx(norms, rel=1e-4)
     found = of(answers, f"steps {name}")
-    for key, weight in weights(alone).items():
+    for key, weight in weights_of(alone).items():
         torch.testing.assert_close(found[key], weight, rtol=1e-4, atol=1e-4, msg=key)
 
 

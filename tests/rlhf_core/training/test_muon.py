@@ -198,7 +198,7 @@ def test_in_bfloat16_the_master_weights_move_as_in_float32(folder: Path, stage: 
     names = [name for name in expected if name.endswith("_proj.weight")]
     wanted = torch.cat([(expected[name] - start.get_parameter(name).detach()).flatten() for name in names])
     engine = build(folder, optimizer=MUON, zero_stage=stage, dtype="bfloat16")
-    zero = engine.zero_optimizer
+    zero = engine._engine.optimizer
     masters = zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
     before = masters[0].detach().clone()
     engine.step([batch()], loss)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import LossAndMetrics
-from rlhf_core.training.deepspeed_engine import DeepSpeedEngine, StepCounters
+from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.engine import StepCounters
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model, weights_of
 

@@ -17,7 +17,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.packing import select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.metrics import StepMetrics
-from rlhf_core.training.state import EngineState, RankState
+from rlhf_core.training.state import RankState
 from tests.rlhf_core.training.tiny_engine import OPTIMIZER, batch, build, loss, tiny_model
 
 pytestmark = pytest.mark.parts
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def kept(engine: DeepSpeedEngine) -> RankState:
     """The state, through bytes."""
-    state = EngineState(engine).state()
+    state = engine.state()
     return RankState(*(load(save({n: t.contiguous() for n, t in part.items()})) for part in (state.shared, state.own)))
 
 
@@ -68,7 +68,7 @@ def test_restored_equals_kept(
     metrics, expected = steps(first, 2)
     fresh, used = engine(), first
     for restored in (fresh, used):
-        EngineState(restored).load_state(state)
+        restored.load_state(state)
         assert restored.counters.steps == 2
         again, found = steps(restored, 2)
         assert again == metrics
@@ -86,7 +86,7 @@ def test_what_is_shared_by_the_ranks_is_told(folder: Path) -> None:
                                (3, {"counters"}, {"weight", "master", "optimizer"})):  # fmt: skip
         engine = build(folder, zero_stage=stage)
         engine.step(PARTS, loss)
-        state = EngineState(engine).state()
+        state = engine.state()
         assert {name.split(".")[0] for name in state.shared} == shared
         assert {name.split(".")[0] for name in state.own} == own
 
@@ -99,8 +99,8 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     with pytest.raises(
         StageError, match=r"norm.weight` is in this run, but not in the checkpoint: .*checkpoint.resume"
     ):
-        EngineState(build(folder, zero_stage=0)).load_state(missing)
+        build(folder, zero_stage=0).load_state(missing)
     name = next(name for name in before.shared if name.startswith("weight."))
     other = RankState(before.shared | {name: torch.zeros(2, 2)})
     with pytest.raises(StageError, match=rf"`{name}` is torch.float32 \(2, 2\) in the checkpoint"):
-        EngineState(build(folder, zero_stage=0)).load_state(other)
+        build(folder, zero_stage=0).load_state(other)

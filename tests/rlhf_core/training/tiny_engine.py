@@ -16,6 +16,7 @@ from rlhf_core.models.packed import PolicyModel
 from rlhf_core.packing import pack
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.distributed import join_group
+from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.types import PackedBatch
 
 SEQUENCES = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7], [3, 2, 3]]
@@ -63,13 +64,14 @@ def loss(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
     return value, {"loss": Sum(value), "tokens": Sum(part.loss_mask.sum())}
 
 
-def weights_of(engine: DeepSpeedEngine) -> dict[str, Tensor]:
+def weights_of(engine: TrainingEngine) -> dict[str, Tensor]:
     """Copies of all its weights, on every rank."""
     return {name: tensor.detach().cpu().clone() for name, tensor in engine.weights()}
 
 
-def gradient(engine: DeepSpeedEngine) -> dict[str, Tensor]:
+def gradient(engine: TrainingEngine) -> dict[str, Tensor]:
     """Of the last step, over all ranks; of an engine with the optimizer GRADIENT and without ZeRO."""
+    assert isinstance(engine, DeepSpeedEngine)
     assert engine.optimizer is not None
     named = engine.module.model.named_parameters()
     return {name: engine.optimizer.state[parameter]["exp_avg"].clone() for name, parameter in named}

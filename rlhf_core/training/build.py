@@ -1,0 +1,22 @@
+"""Builds the training engine of a model: the one place that names an implementation."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.trained import OptimizerConfig
+from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.engine import TrainingEngine
+
+
+def build_engine(
+    model: nn.Module,
+    *,
+    engine: EngineConfig,
+    optimizer: OptimizerConfig | None = None,
+    total_steps: int = 0,
+    dropout: bool = True,
+) -> TrainingEngine:
+    """The engine of `model` on this rank, as DeepSpeedEngine has it. optimizer None: for forwards only."""
+    return DeepSpeedEngine(model, engine=engine, optimizer=optimizer, total_steps=total_steps, dropout=dropout)

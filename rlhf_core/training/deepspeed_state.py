@@ -1,0 +1,84 @@
+"""The state that the next step of a DeepSpeed engine depends on, as named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_core.training.state import RankState, copy_into
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSpeedState:
+    """Weights, buffers, master weights and optimizer state. Every rank must call every method."""
+
+    _module: nn.Module
+    _optimizer: torch.optim.Optimizer
+    _zero: Any  # DeepSpeed's optimizer around the other, which holds the partitions; at ZeRO 0, the other itself
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Copy `saved` into the live tensors. Raises StageError if they do not fit."""
+        self._create_optimizer_state(saved)
+        live = self.live()
+        copy_into({**live.shared, **live.own}, saved)
+        # Under ZeRO 3, small weights stay gathered between steps: they are gathered again from the restored partitions.
+        cut: list[Any] = [parameter for parameter in self._module.parameters() if _is_cut(parameter)]
+        gathered = [parameter for parameter in cut if parameter.ds_status.name == "AVAILABLE"]
+        if gathered:
+            gathered[0].partition(gathered)
+            gathered[0].all_gather(gathered)
+
+    def live(self) -> RankState:
+        module = self._module
+        weights = dict(_weights(module))
+        optimizer = {
+            f"optimizer.{i}.{name}": value
+            for i, parameter in enumerate(self._optimized())
+            for name, value in self._optimizer.state.get(parameter, {}).items()
+        }
+        if not self._is_sharded:
+            return RankState(shared=weights | optimizer)
+        masters = {f"master.{i}": parameter.data for i, parameter in enumerate(self._optimized())}
+        if any(map(_is_cut, module.parameters())):
+            return RankState(own=weights | masters | optimizer)
+        return RankState(shared=weights, own=masters | optimizer)
+
+    @property
+    def _is_sharded(self) -> bool:
+        return self._zero is not self._optimizer
+
+    def _optimized(self) -> list[Tensor]:
+        """The parameters of the optimizer: the weights themselves, or this rank's partitions of the master weights."""
+        if any(map(_is_cut, self._module.parameters())):
+            # The optimizer has each of these in its groups only while it steps it.
+            return list(self._zero.fp32_partitioned_groups_flat)
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def _create_optimizer_state(self, saved: Mapping[str, Tensor]) -> None:
+        """An optimizer has no state before its first step: create empty tensors for all saved ones."""
+        for i, parameter in enumerate(self._optimized()):
+            prefix = f"optimizer.{i}."
+            for name, tensor in saved.items():
+                if name.startswith(prefix):
+                    # torch's optimizers keep scalars, such as the number of steps, on the CPU, except fused ones.
+                    on_device = tensor.ndim or self._optimizer.defaults["fused"]
+                    empty = torch.empty_like(tensor, device=parameter.device if on_device else "cpu")
+                    self._optimizer.state[parameter].setdefault(name.removeprefix(prefix), empty)
+
+
+def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Trained weights (under ZeRO 3, this rank's partitions), and all buffers of the model's state dict."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            yield f"weight.{name}", getattr(parameter, "ds_tensor", parameter).data
+    kept = set(module.state_dict(keep_vars=True))
+    yield from ((f"buffer.{name}", buffer) for name, buffer in module.named_buffers() if name in kept)
+
+
+def _is_cut(parameter: nn.Parameter) -> bool:
+    """Whether ZeRO 3 has partitioned it."""
+    return hasattr(parameter, "ds_id")
