@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from rlhf_core.models.logprobs import CHUNK_ELEMENTS, Head, by_chunks, log_distribution, target_logprobs
-from rlhf_core.models.packed import CausalModel, PolicyModel, at_places
+from rlhf_core.models.packed import CausalModel, PolicyModel
+from rlhf_core.models.shift import at_places
 from rlhf_core.types import PackedBatch
 
 

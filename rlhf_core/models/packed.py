@@ -16,6 +16,7 @@ from rlhf_core.models.layouts import ROWS, TREE, OfTokens, run_backbone
 from rlhf_core.models.logprobs import CHUNK_ELEMENTS, chunked_logprobs
 from rlhf_core.models.output_head import OutputHead
 from rlhf_core.models.routing import experts_per_token, routing_sums
+from rlhf_core.models.shift import at_places, before, predicted_places
 from rlhf_core.types import PackedBatch
 
 
@@ -90,16 +91,13 @@ class CausalModel(PackedModel):
         """Return the places (M,) int64 of the tokens to compute (see PolicyModel), the hidden states (M, d) that
         predict them, and the routing.
         """
-        wanted = batch.position_ids != 0
-        if only is not None:
-            wanted = wanted & only
-        places = wanted.nonzero().squeeze(-1)
+        places = predicted_places(batch, only)
         routing = None
         if with_routing:
             hidden, routing = self._routed(batch, in_trained_example(batch))
         else:
             hidden = self._hidden(batch)
-        return places, hidden.at(places - 1), routing
+        return places, hidden.at(before(places)), routing
 
     def _outputs(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         computed, expected = self.head(hidden), self._transformer(input_ids=ids, use_cache=False).logits[0]
@@ -173,8 +171,3 @@ def in_trained_example(batch: PackedBatch, *, sequences: int = 1) -> Tensor:
     count = batch.num_sequences // sequences
     trained = torch.zeros(count, device=examples.device).index_add_(0, examples, batch.loss_mask.float())
     return trained[examples] > 0
-
-
-def at_places(values: Tensor, places: Tensor, batch: PackedBatch) -> Tensor:
-    """Return (N,): `values` (M,) at `places` (M,), and 0 elsewhere."""
-    return values.new_zeros(batch.num_tokens).index_put((places,), values)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from rlhf_core.contract import StageContext
@@ -16,6 +15,7 @@ from rlhf_core.models.adapters import is_adapted, share_base
 from rlhf_core.models.folders.folder import ADAPTER
 from rlhf_core.models.loading import load_causal_model, load_scalar_adapter, load_scalar_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
+from rlhf_core.models.shift import from_before
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
 from rlhf_core.training.build import build_engine
 from rlhf_core.training.engine import TrainingEngine
@@ -140,5 +140,4 @@ def scores(
 def state_values(model: nn.Module, batch: PackedBatch) -> Tensor:
     """(N,): the value of the state in which token t was chosen is read where the model has seen tokens < t."""
     scores: Tensor = model(batch)
-    before: Tensor = torch.cat([scores.new_zeros(1), scores[:-1]])
-    return before * batch.loss_mask
+    return from_before(scores) * batch.loss_mask

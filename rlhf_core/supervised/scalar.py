@@ -19,6 +19,7 @@ from rlhf_core.models.logprobs import chunked_logprobs
 from rlhf_core.models.output_head import OutputHead, backbone
 from rlhf_core.models.packed import Classifier, in_trained_example
 from rlhf_core.models.routing import experts_per_token
+from rlhf_core.models.shift import at_places, before, predicted_places
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.worker import C, SupervisedWorker
 from rlhf_core.types import PackedBatch
@@ -59,12 +60,12 @@ class RewardModel(Classifier):
         if self.language_model is None:
             return scores, None, routing
         computed = batch.loss_mask if only is None else batch.loss_mask & only
-        places = (computed & (batch.position_ids != 0)).nonzero().squeeze(-1)
+        places = predicted_places(batch, computed)
         logprobs, _ = chunked_logprobs(
-            OutputHead(self.language_model), hidden.at(places - 1), batch.input_ids[places],
+            OutputHead(self.language_model), hidden.at(before(places)), batch.input_ids[places],
             vocabulary=self._transformer.config.get_text_config().vocab_size,
         )  # fmt: skip
-        return scores, logprobs.new_zeros(batch.num_tokens).index_put((places,), logprobs), routing
+        return scores, at_places(logprobs, places, batch), routing
 
 
 def tied_language_model(classifier: Any) -> PreTrainedModel:
