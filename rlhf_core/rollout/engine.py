@@ -70,7 +70,7 @@ class ServedTensor:
 
     name: str  # the engine's own: a head that is tied to the embedding has one too
     published: str  # the tensor of a publish whose values it should have
-    digest: str  # proof.tensor_digest of its values
+    digest: str  # digest.tensor_digest of its values
     read_back: bool = True  # False: the digest is of the values that the engine was given; its layout cannot be read
 
 

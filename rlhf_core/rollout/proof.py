@@ -12,30 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import xxhash
 from torch import Tensor
-from torch.nn import functional as F
 
 from rlhf_core.errors import WeightSyncError
+from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engine import ProbeAnswer, ServedTensor
 from rlhf_core.system.listing import some
 
 SAMPLED_COLUMNS = 64  # of a weight that is some work to read back
 _NAMED = 8  # tensors that an error names; of the others it gives the number
-
-
-def tensor_digest(tensor: Tensor) -> str:
-    """128 bits (XXH3) of dtype, shape and values: one element changed, or two exchanged, give another digest.
-
-    Values too small to be normal numbers count as 0, and -0 does: matrix products, by which an engine's packed
-    weights are read back, keep neither.
-    """
-    values = tensor.detach().cpu()
-    if values.is_floating_point():
-        values = F.hardshrink(values, torch.finfo(values.dtype).tiny)
-    digest = xxhash.xxh3_128(f"{values.dtype} {tuple(values.shape)}".encode())
-    digest.update(values.contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

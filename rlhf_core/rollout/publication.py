@@ -22,7 +22,7 @@ from torch import Tensor
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.models.safetensors_file import write_safetensors
-from rlhf_core.rollout.proof import tensor_digest
+from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.system.scratch import scratch_folder
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (memory, which is what is wanted)
@@ -33,7 +33,7 @@ Files = dict[str, NDArray[numpy.uint8]]  # name -> content
 @dataclass(frozen=True, slots=True)
 class Publication:
     folder: Path  # HF safetensors or, with LoRA, a PEFT adapter folder; on the node of the process that wrote it
-    digests: Mapping[str, str]  # proof.tensor_digest of each tensor
+    digests: Mapping[str, str]  # digest.tensor_digest of each tensor
     files: Callable[[], Files]  # what the folder holds, for engines that cannot see it
 
 

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.platforms import current_platform
 
-from rlhf_core.rollout.proof import tensor_digest
+from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.vllm.experts import expert_weights, experts_of
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
+from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engine import ServedTensor
-from rlhf_core.rollout.proof import GivenMatrix, tensor_digest
+from rlhf_core.rollout.proof import GivenMatrix
 from rlhf_core.rollout.publication import tensor_shapes
 from rlhf_core.rollout.vllm.experts import choose_kernels_as_without_adapters, forget_kernels
 from rlhf_core.rollout.vllm.memory import drop_packed_embeddings, empty_cache

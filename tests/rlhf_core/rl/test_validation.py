@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.errors import StageError, WeightSyncError
+from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engine import Request
 from rlhf_core.rollout.inline import InlineEngines
-from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.stages import rl
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.types import Completion

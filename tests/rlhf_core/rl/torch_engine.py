@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rlhf_core.contract import StageContext
+from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engine import Request, RolloutEngine, ServedTensor
 from rlhf_core.rollout.inline import InlineEngines
-from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.rollout.publication import published_tensors
 from rlhf_core.stages.cluster import EngineSpec
 from rlhf_core.types import Completion

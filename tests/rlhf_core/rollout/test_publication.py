@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import WeightSyncError
-from rlhf_core.rollout.proof import tensor_digest
+from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.publication import publication_of, received, tensor_shapes
 
 pytestmark = pytest.mark.parts

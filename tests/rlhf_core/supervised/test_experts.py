@@ -23,7 +23,7 @@ from rlhf_core.packing import pack
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
-from rlhf_core.rollout.proof import tensor_digest
+from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.stages import reward_model, sft
 from rlhf_core.supervised.examples import Example
 from rlhf_core.supervised.pairs import pack_pairs
