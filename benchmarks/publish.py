@@ -64,18 +64,19 @@ def measure(workload: GRPOWorkload, model: Path, repeats: int) -> Result:
             with _timed(taken["log-probs"]):
                 logprobs = trainer.probe(pack(PROBE, [[True] * len(sequence) for sequence in PROBE]))
             began = time.perf_counter()
-            with trainer.publication() as weights:
+            with trainer.publication(version) as weights:
                 taken["write"].append(time.perf_counter() - began)
                 size = sum(file.nbytes for file in weights.files().values())
                 with _timed(taken["load"]):
-                    engines.publish(weights, version)
+                    engines.publish(weights)
             with _timed(read_back):
                 engines.call(RolloutEngine.probe, [])
             began = time.perf_counter()
             length = len(PROBE[0])
             expected = [list(logprobs[i : i + length]) for i in range(0, len(logprobs), length)]
             answers = engines.call(RolloutEngine.probe, PROBE)
-            verify_weights(answers, Expected(version, expected, weights.digests), default_tolerance(workload.dtype))
+            published = Expected(version, expected, weights.manifest.digests)
+            verify_weights(answers, published, default_tolerance(workload.dtype))
             taken["log-probs"][-1] += max(0.0, time.perf_counter() - began - read_back[-1])
     return Result(size, {phase: statistics.median(seconds) for phase, seconds in taken.items()})
 

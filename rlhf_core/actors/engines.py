@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import ray
@@ -22,7 +21,9 @@ from rlhf_core.config.plugins import require, required
 from rlhf_core.contract import Before, StageContext
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, start_engine
 from rlhf_core.rollout.engines import verb
-from rlhf_core.rollout.publication import Files, Publication, received
+from rlhf_core.rollout.publication import Publication
+from rlhf_core.rollout.transport.base import Transport, WeightManifest
+from rlhf_core.rollout.transport.folder import Files, SharedFolder, received
 from rlhf_core.system.scratch import remove_all
 
 S = TypeVar("S")
@@ -54,16 +55,16 @@ class EngineActor:
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._engine, method)(*args, **kwargs)
 
-    def load(self, folder: Path, version: int) -> bool:
-        """False: this node has no such folder."""
-        if not folder.is_dir():
+    def load(self, transport: Transport, manifest: WeightManifest) -> bool:
+        """False: what was sent is on another node."""
+        if not transport.is_here():
             return False
-        self._engine.load_weights(folder, version)
+        self._engine.load_weights(transport, manifest)
         return True
 
-    def load_files(self, files: Files, version: int) -> None:
+    def load_files(self, files: Files, manifest: WeightManifest) -> None:
         with received(files) as folder:
-            self._engine.load_weights(folder, version)
+            self._engine.load_weights(SharedFolder(folder), manifest)
 
     def leave(self) -> None:
         """Called last: see calls.leave."""
@@ -140,19 +141,23 @@ class EngineGroup:
         }
         return [result for share in wait(verb(method), calls) for result in share]
 
-    def publish(self, weights: Publication, version: int) -> None:
+    def publish(self, weights: Publication) -> None:
         """Every engine serves `weights` from now on: the whole model or, with LoRA, the adapter.
 
         Raises WeightSyncError if they do not fit the model. Prove it with proof.verify_weights.
         """
         self._prepare(RolloutEngine.load_weights)
-        loads = {actor.load.remote(weights.folder, version): name for name, actor in self._actors.items()}
+        manifest = weights.manifest
+        loads = {
+            actor.load.remote(weights.transport.for_engine(index), manifest): name
+            for index, (name, actor) in enumerate(self._actors.items())
+        }
         loaded = wait("load", loads)
         elsewhere = {name: actor for (name, actor), here in zip(self._actors.items(), loaded, strict=True) if not here}
         if elsewhere:
             # Once into the object store: Ray carries it to each node once, whose engines read the same memory.
             files = ray.put(weights.files())
-            wait("load", {actor.load_files.remote(files, version): name for name, actor in elsewhere.items()})
+            wait("load", {actor.load_files.remote(files, manifest): name for name, actor in elsewhere.items()})
 
     def _prepare(self, method: Callable[..., Any]) -> None:
         self.before(method)

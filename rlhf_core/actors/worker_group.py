@@ -137,7 +137,14 @@ class RayWorkerGroup(Generic[W]):
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """`worker.method(*args)` on every rank; the results by rank. Large arguments travel once."""
-        return wait(method.__name__, self._start(method, [()] * self.size, args, kwargs), self._timeout)
+        return self.begin(method, *args, **kwargs)()
+
+    def begin(
+        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[], list[R]]:
+        """As `call`, but returns at once; the returned function waits for the results."""
+        calls = self._start(method, [()] * self.size, args, kwargs)
+        return lambda: wait(method.__name__, calls, self._timeout)
 
     def scatter(
         self, method: Callable[Concatenate[W, S, P], R], shards: Sequence[S], /, *args: P.args, **kwargs: P.kwargs

@@ -30,7 +30,7 @@ from rlhf_core.models.folders.folder import (
 )
 from rlhf_core.models.folders.headers import read_object
 from rlhf_core.models.folders.remote_code import VISION_ENCODER, reads_images
-from rlhf_core.models.safetensors_file import write_safetensors
+from rlhf_core.models.safetensors_file import without_memory, write_safetensors
 from rlhf_core.models.weights import load_weights
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def save_model(
 
 def _write_shards(layout: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
     """In files of at most 50 GB, as transformers divides them, with its index if there are several."""
-    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in layout.items()}
+    empty = {name: without_memory(tensor) for name, tensor in layout.items()}
     split = split_torch_state_dict_into_shards(
         empty, filename_pattern="model{suffix}.safetensors", max_shard_size=_MOST_OF_A_FILE
     )

@@ -16,6 +16,7 @@ from rlhf_core.models.folders.adapter_check import adapter_problems
 from rlhf_core.models.folders.folder import ADAPTER_CONFIG, copy_tokenizer, stored_dtype
 from rlhf_core.models.folders.headers import read_object
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype, write_folder
+from rlhf_core.models.safetensors_file import without_memory
 
 _PROBE_TOKENS = 16
 _ROUNDING = 1e-3  # of float32, through all layers
@@ -35,7 +36,7 @@ class MergedWeights:
         """
         self._folder, self._dtype = model_folder, dtype
         self._deltas = _deltas(adapter, scaling)
-        self.layout = {name: torch.empty_like(weight, device="meta") for name, weight in self._base()}
+        self.layout = merged_layout(model_folder, dtype)
         if unknown := self._deltas.keys() - self.layout.keys():
             raise StageError(
                 f"the adapter changes {', '.join(sorted(unknown)[:3])}, which the model's folder does not have: "
@@ -47,20 +48,25 @@ class MergedWeights:
                                  f"{tuple(self.layout[name].shape)}")  # fmt: skip
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, weight in self._base():
+        for name, weight in _base_weights(self._folder, self._dtype):
             delta = self._deltas.get(name)
             yield name, weight if delta is None else (weight.float() + delta).to(self._dtype)
 
-    def _base(self) -> Iterator[tuple[str, Tensor]]:
-        """In the trainer's dtype."""
-        settings = read_object(self._folder / "config.json")
-        for file in sorted(self._folder.glob("*.safetensors")):
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    if name == "lm_head.weight" and settings.get("tie_word_embeddings"):
-                        continue
-                    weight = opened.get_tensor(name)
-                    yield name, weight.to(self._dtype) if weight.is_floating_point() else weight
+
+def merged_layout(model_folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Name, shape and dtype of each of a model's merged weights, as tensors without memory."""
+    return {name: without_memory(weight) for name, weight in _base_weights(model_folder, dtype)}
+
+
+def _base_weights(folder: Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    settings = read_object(folder / "config.json")
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (safe_open is no mapping)
+                if name == "lm_head.weight" and settings.get("tie_word_embeddings"):
+                    continue
+                weight = opened.get_tensor(name)
+                yield name, weight.to(dtype) if weight.is_floating_point() else weight
 
 
 def _deltas(adapter: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ def write_safetensors(files: Mapping[Path, Mapping[str, Tensor]], weights: Itera
     with ExitStack() as stack:
         missing: dict[str, tuple[BinaryIO, int, Tensor]] = {}
         for path, layout in files.items():
-            file = stack.enter_context(path.open("wb"))
+            file: BinaryIO = stack.enter_context(path.open("wb"))
             missing |= {name: (file, start, layout[name]) for name, start in _write_header(file, layout).items()}
         for name, tensor in weights:
             if name not in missing:
@@ -59,6 +59,11 @@ def _write_header(file: BinaryIO, layout: Mapping[str, Tensor]) -> dict[str, int
     file.write(len(text).to_bytes(8, "little") + text)
     file.truncate(8 + len(text) + end)
     return {name: 8 + len(text) + start for name, start in starts.items()}
+
+
+def without_memory(tensor: Tensor) -> Tensor:
+    """A tensor of its shape and dtype. (`empty_like` on another device imports torch's decompositions: seconds.)"""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _kind(tensor: Tensor) -> str:

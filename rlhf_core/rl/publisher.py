@@ -13,7 +13,7 @@ from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.weights import WeightSource
 from rlhf_core.rollout.engine import RolloutEngine
-from rlhf_core.rollout.engines import Engines
+from rlhf_core.rollout.engines import Engines, hand_over
 from rlhf_core.rollout.proof import Expected, Proof, default_tolerance, verify_weights
 from rlhf_core.types import Prompt, Trajectory
 
@@ -47,14 +47,12 @@ class Publisher:
         """Both sides were started with the same weights: version 0. A trainer that was restored has later ones, which
         the engines are given as `version`. Raises WeightSyncError if they do not serve them."""
         self._turns.train(keep_weights=True)
-        with self._trainer.publication() as weights:
-            expected = Expected(version, self._logprobs("live"), weights.digests)
-            if version:
-                self._turns.publish()
-                self._engines.publish(weights, version)
-            else:
-                self._turns.sample()
-        self._prove(expected)
+        if version:
+            self._prove(self._hand_over(version, "live"))
+        else:
+            expected = Expected(version, self._logprobs("live"), self._trainer.digests())
+            self._turns.sample()
+            self._prove(expected)
         self._turns.sample()
 
     def publish(self, source: WeightSource = "live") -> dict[str, float]:
@@ -64,11 +62,7 @@ class Publisher:
         """
         assert self._proven is not None
         self._turns.train()
-        with self._trainer.publication(source) as weights:
-            expected = Expected(self._proven.version + 1, self._logprobs(source), weights.digests)
-            self._turns.publish()
-            self._engines.publish(weights, expected.version)
-        proof = self._prove(expected)
+        proof = self._prove(self._hand_over(self._proven.version + 1, source))
         self._source = source
         self._turns.sample()
         blind = {"tensors_not_read_back": float(len(proof.not_read_back))} if proof.not_read_back else {}
@@ -77,6 +71,12 @@ class Publisher:
             "largest_weight_difference": proof.max_difference,
         }
         return {**differences, **blind}
+
+    def _hand_over(self, version: int, source: WeightSource) -> Expected:
+        with self._trainer.publication(version, source, self._engines.size) as weights:
+            logprobs = self._logprobs(source)
+            self._turns.publish()
+            return Expected(version, logprobs, hand_over(self._engines, weights).digests)
 
     def _logprobs(self, source: WeightSource) -> list[list[float]]:
         logprobs = torch.tensor(self._trainer.probe(self._batch, source))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,8 @@ from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER
 from rlhf_core.rl.scoring import Scores, role_of, scored
 from rlhf_core.rl.weights import WeightSource
 from rlhf_core.rl.worker import RLWorker
-from rlhf_core.rollout.publication import Files, Publication
+from rlhf_core.rollout.publication import Digests, Publication
+from rlhf_core.rollout.transport.folder import Files
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import StepMetrics, of_batch, over_steps
 from rlhf_core.training.randomness import derived_seed
@@ -205,19 +206,33 @@ class PolicyTrainer:
         return self._division(batch, role, self._workers.replicas).split()
 
     @contextmanager
-    def publication(self, source: WeightSource = "live") -> Iterator[Publication]:
-        """What the engines are to serve: the policy (or its adapter), as it is now, or its moving average."""
-        written = self._workers.call(RLWorker.write_weights, source)[0]
-        assert written is not None  # rank 0 writes
+    def publication(self, version: int, source: WeightSource = "live", engines: int = 1) -> Iterator[Publication]:
+        """What `engines` engines are to serve: the policy (or its adapter), as it is now, or its moving average."""
+        offered = self._workers.call(RLWorker.offer_weights, version, engines)[0]
+        assert offered is not None  # by rank 0
+        transport, manifest = offered
+        if transport.concurrent:
+
+            def start() -> Callable[[], Digests]:
+                sent = self._workers.begin(RLWorker.send_weights, source, transport, manifest)
+                return lambda: sent()[0]
+
+            # After an error ranks may be in the broadcast still: until its timeout they answer no call.
+            yield Publication(transport, manifest, self._read_weights, start)
+            self._workers.call(RLWorker.withdraw_weights)
+            return
         try:
-            yield Publication(*written, self._read_weights)
+            digests = self._workers.call(RLWorker.send_weights, source, transport, manifest)[0]
+            yield Publication(transport, replace(manifest, digests=digests), self._read_weights)
         finally:
-            self._workers.call(RLWorker.remove_weights)
+            self._workers.call(RLWorker.withdraw_weights)
+
+    def digests(self) -> Digests:
+        """Of what engines are to serve, by the name of each tensor."""
+        return self._workers.call(RLWorker.digest_weights)[0]
 
     def _read_weights(self) -> Files:
-        files = self._workers.call(RLWorker.read_weights)[0]
-        assert files is not None
-        return files
+        return self._workers.call(RLWorker.read_weights)[0]
 
     def probe(self, batch: PackedBatch, source: WeightSource = "live") -> Sequence[float]:
         """(N,) the trainer's own log-probs of the probe, at temperature 1."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export its type
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import StageContext
+from rlhf_core.errors import StageError
 from rlhf_core.losses import kl, mismatch
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.value import clipped_value_loss
@@ -20,15 +23,18 @@ from rlhf_core.metrics import LossAndMetrics, Sum, merged
 from rlhf_core.models.adapters import is_adapted
 from rlhf_core.models.folders.folder import update_json
 from rlhf_core.models.loading import torch_dtype
-from rlhf_core.models.merging import MergedWeights, merge_adapter
+from rlhf_core.models.merging import MergedWeights, merge_adapter, merged_layout
 from rlhf_core.models.packed import ScalarModel
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
 from rlhf_core.rl.scoring import SharedBase, load_model, scores, state_values
 from rlhf_core.rl.weights import WeightAverage, WeightSource
-from rlhf_core.rollout.publication import Files, Publication, publication
+from rlhf_core.rollout.transport.base import Transport, WeightManifest, Weights, digested, take_all
+from rlhf_core.rollout.transport.collective import Collective
+from rlhf_core.rollout.transport.folder import Files, SharedFolder, read_files, weights_folder
 from rlhf_core.system.freed_memory import return_freed_memory
 from rlhf_core.training.best import KeptWeights
+from rlhf_core.training.distributed import host_store, own_host
 from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.training.group import host_memory_only
 from rlhf_core.training.metrics import StepMetrics
@@ -48,7 +54,8 @@ class RLWorker(SnapshotWorker):
         seed_everything(context.seed)
         self._config = config
         self._publishing = ExitStack()  # holds the folder of a publish
-        self._written: Publication | None = None
+        self._offered: Transport | None = None
+        self._store: TCPStore | None = None  # where a broadcast meets
         self._algorithm = build_algorithm(config)
         self._engines: dict[str, TrainingEngine] = {}  # by role; reference and teacher are apart
         self._frozen: dict[str, Reference] = {}  # by role
@@ -143,44 +150,78 @@ class RLWorker(SnapshotWorker):
 
         return self._engines[CRITIC].step(batches, loss)
 
-    def write_weights(self, source: WeightSource) -> tuple[Path, Mapping[str, str]] | None:
-        """The weights that engines are to serve as a folder of this node, and their digests; on rank 0 only.
+    def offer_weights(self, version: int, engines: int) -> tuple[Transport, WeightManifest] | None:
+        """How the weights of a publish are to travel to `engines` engines, and what they are; on rank 0 only.
 
-        The folder stays until `remove_weights`. Every rank must call it.
+        Whatever that needs stays until `withdraw_weights`.
         """
-        self.remove_weights()
+        self.withdraw_weights()
         return_freed_memory()  # of the update; it is the engines' turn now, which may share this node's memory
-        with self._with(source):
-            layout, weights = self._served_weights()
-            if dist.get_rank() != 0:
-                for _ in weights:
-                    pass
-                return None
-            written = publication(layout, weights, lora=self._config.served_lora)
-            self._written = self._publishing.enter_context(written)
-        return self._written.folder, self._written.digests
+        if dist.get_rank() != 0:
+            return None
+        layout = self._policy.weight_layout()
+        if self._merges:
+            layout = merged_layout(self._folders[POLICY], torch_dtype(self._config.engine.dtype))
+        manifest = WeightManifest.of(version, layout)
+        if self._config.rollout.transport == "collective":
+            self._offered = self._collective(engines)
+        else:
+            folder = self._publishing.enter_context(weights_folder(manifest.num_bytes))
+            self._offered = SharedFolder(folder, self._config.served_lora)
+        return self._offered, manifest
 
-    def _served_weights(self) -> tuple[Mapping[str, Tensor], Iterable[tuple[str, Tensor]]]:
-        """What engines are to serve: its layout, and the tensors, of which every rank must take all."""
+    def _collective(self, engines: int) -> Collective:
+        backend = self._config.broadcast_backend
+        if backend == "nccl" and not torch.cuda.is_available():
+            raise StageError("rollout.transport is collective, over NCCL, and this process has no GPU; set folder")
+        self._store = host_store(own_host())
+        address = f"{own_host()}:{self._store.port}"
+        return Collective(address, backend, engines, self._config.rollout.gpus_of_engine)
+
+    def send_weights(self, source: WeightSource, transport: Transport, manifest: WeightManifest) -> dict[str, str]:
+        """Send what engines are to serve; returns the digests of what was sent, on rank 0. Every rank must call it."""
+        digests: dict[str, str] = {}
+        try:
+            with self._with(source):
+                weights = self._served_weights()
+                transport.send(digested(weights, digests) if dist.get_rank() == 0 else weights, manifest)
+        except BaseException:
+            self._store = None  # engines that have not met there yet need not wait
+            raise
+        return digests
+
+    def digest_weights(self) -> dict[str, str]:
+        """The digests of what engines are to serve, on rank 0; nothing is sent. Every rank must call it."""
+        digests: dict[str, str] = {}
+        weights = self._served_weights()
+        take_all(digested(weights, digests) if dist.get_rank() == 0 else weights)
+        return digests
+
+    @property
+    def _merges(self) -> bool:
+        """Whether engines are given an adapter merged into its base."""
+        return self._config.lora is not None and self._config.served_lora is None
+
+    def _served_weights(self) -> Weights:
+        """Every rank must take all."""
         lora = self._config.lora
-        if lora is None or self._config.served_lora is not None:
-            return self._policy.weight_layout(), self._policy.weights()
+        if lora is None or not self._merges:
+            return self._policy.weights()
         adapter = KeptWeights()
         adapter.keep(self._policy.weights())
         if dist.get_rank() != 0:
-            return {}, ()
+            return ()
         dtype = torch_dtype(self._config.engine.dtype)
-        merged = MergedWeights(self._folders[POLICY], adapter.tensors, lora.alpha / lora.rank, dtype)
-        return merged.layout, merged
+        return MergedWeights(self._folders[POLICY], adapter.tensors, lora.alpha / lora.rank, dtype)
 
     @host_memory_only
-    def read_weights(self) -> Files | None:
-        """What `write_weights` has written; on rank 0 only."""
-        return self._written.files() if self._written is not None else None
+    def read_weights(self) -> Files:
+        """The files that were sent; empty on ranks that have none."""
+        return read_files(self._offered.folder) if isinstance(self._offered, SharedFolder) else {}
 
     @host_memory_only
-    def remove_weights(self) -> None:
-        self._written = None
+    def withdraw_weights(self) -> None:
+        self._offered = self._store = None
         self._publishing.close()
 
     def keep_weights(self, source: WeightSource) -> None:

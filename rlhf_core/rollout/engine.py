@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from rlhf_core.config.base import Dtype
 from rlhf_core.config.engines.rollout import ENGINES, RolloutEngineConfig, SamplingConfig
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.contract import load_function
+from rlhf_core.rollout.transport.base import Transport, WeightManifest
 from rlhf_core.system.threads import use_threads
 from rlhf_core.types import Completion
 
@@ -108,8 +108,11 @@ class RolloutEngine(Protocol):
         """Nothing that is asked from now on continues what was asked before: on CPU, what was kept of it is freed."""
         return None
 
-    def load_weights(self, folder: Path, version: int) -> None:
-        """Serve the weights in `folder` (HF safetensors, or a PEFT adapter folder) as `version` from now on."""
+    def load_weights(self, transport: Transport, manifest: WeightManifest) -> None:
+        """Serve the weights that `transport` brings (of a model, or of an adapter) as `manifest.version` from now on.
+
+        All that it receives must be taken, or the ranks that send it wait.
+        """
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """log p(token t | tokens < t) at temperature 1 of every token; the first of each sequence is 0.0."""

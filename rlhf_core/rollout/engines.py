@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from rlhf_core.contract import Before
 from rlhf_core.rollout.engine import RolloutEngine
 from rlhf_core.rollout.publication import Publication
+from rlhf_core.rollout.transport.base import TransportError, WeightManifest
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -38,8 +40,11 @@ class Engines(Protocol):
     ) -> list[R]:  # fmt: skip
         """`engine.method(part of items, *args)` on the engines; the results of all items in their order."""
 
-    def publish(self, weights: Publication, version: int) -> None:
-        """Every engine serves `weights` as `version` from now on; proof.verify_weights checks that it does."""
+    def publish(self, weights: Publication) -> None:
+        """Every engine serves `weights` from now on; proof.verify_weights checks that it does.
+
+        Of weights that travel while they are sent, they must be on their way: see `hand_over`.
+        """
 
 
 class OneEngine(ABC):
@@ -66,8 +71,8 @@ class OneEngine(ABC):
     ) -> list[R]:  # fmt: skip
         return self.call_on(0, method, items, *args, **kwargs)
 
-    def publish(self, weights: Publication, version: int) -> None:
-        self.call(RolloutEngine.load_weights, weights.folder, version)
+    def publish(self, weights: Publication) -> None:
+        self.call(RolloutEngine.load_weights, weights.transport, weights.manifest)
 
     def shutdown(self) -> None:
         self._run("shutdown", (), {})
@@ -75,6 +80,26 @@ class OneEngine(ABC):
     @abstractmethod
     def _run(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the engine's method of this name."""
+
+
+def hand_over(engines: Engines, weights: Publication) -> WeightManifest:
+    """Every engine serves `weights` from now on; returns their manifest, with the digests of what was sent.
+
+    Raises the error of an engine or of a rank, or of both where neither is the cause of the other.
+    """
+    if weights.start is None:
+        engines.publish(weights)
+        return weights.manifest
+    sent = weights.start()
+    try:
+        engines.publish(weights)
+    except TransportError as error:  # the ranks may have failed first, and their side of the transport soon ends
+        try:
+            sent()
+        except TransportError as other:
+            raise TransportError(f"{error}; {other}") from error
+        raise
+    return replace(weights.manifest, digests=sent())
 
 
 def verb(method: Callable[..., Any]) -> str:

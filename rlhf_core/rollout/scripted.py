@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from rlhf_core.rollout.engine import Request, RolloutEngine, ServedTensor
+from rlhf_core.rollout.transport.base import Transport, WeightManifest, take_all
 from rlhf_core.types import Completion
 
 # (prompt, seed of the request, or None when greedy) -> completion tokens
@@ -15,7 +15,7 @@ Script = Callable[[Sequence[int], int | None], Sequence[int]]
 class ScriptedEngine(RolloutEngine):
     """Cuts at the first stop token, at max_tokens, at max_length.
 
-    Every token has the log-prob `logprob`. `loaded` keeps (folder, version) of each load.
+    Every token has the log-prob `logprob`. `loaded` keeps (transport, version) of each load.
     """
 
     def __init__(self, script: Script, *, max_length: int = 1024, logprob: float = -1.0) -> None:
@@ -23,7 +23,7 @@ class ScriptedEngine(RolloutEngine):
         self._max_length = max_length
         self._logprob = logprob
         self._version = 0
-        self.loaded: list[tuple[Path, int]] = []
+        self.loaded: list[tuple[Transport, int]] = []
 
     @property
     def weight_version(self) -> int:
@@ -47,9 +47,10 @@ class ScriptedEngine(RolloutEngine):
                 return Completion(tuple(tokens), (self._logprob,) * len(tokens), "stop", self._version)
         return Completion(tuple(tokens), (self._logprob,) * len(tokens), "length", self._version)
 
-    def load_weights(self, folder: Path, version: int) -> None:
-        self.loaded.append((folder, version))
-        self._version = version
+    def load_weights(self, transport: Transport, manifest: WeightManifest) -> None:
+        take_all(transport.receive(manifest))
+        self.loaded.append((transport, manifest.version))
+        self._version = manifest.version
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return [[0.0, *[self._logprob] * (len(sequence) - 1)] for sequence in sequences]

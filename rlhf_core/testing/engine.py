@@ -120,15 +120,15 @@ class RolloutEngineContract:
         results, digests = [], []
         for state in (first, second, first):
             version = engine.weight_version + 1
-            with publication_of(state) as published:
-                InlineEngines(engine).publish(published, version)
+            with publication_of(state, version) as published:
+                InlineEngines(engine).publish(published)
             assert engine.weight_version == version
             completions = engine.generate(self.sampled())
             assert {c.weight_version for c in completions} == {version}
             results.append([(c.token_ids, c.logprobs) for c in completions])
-            digests.append(published.digests)
+            digests.append(published.manifest.digests)
             if self.serves_weights:
-                self._require_proof(engine, version, published.digests)
+                self._require_proof(engine, version, published.manifest.digests)
         assert [tokens for tokens, _ in results[2]] == [tokens for tokens, _ in results[0]]
         for (_, again), (_, logprobs) in zip(results[2], results[0], strict=True):
             assert again == pytest.approx(logprobs, abs=_TOLERANCE)

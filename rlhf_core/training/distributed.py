@@ -7,14 +7,15 @@ import os
 import socket
 from datetime import timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore  # the types of torch.distributed do not export them
 
 from rlhf_core.mesh import Mesh, current_mesh, join_mesh
+from rlhf_core.system.network import interface_towards
 
 TIMEOUT = timedelta(minutes=30)
+_host = "127.0.0.1"  # where the ranks meet
 
 
 def host_store(host: str, port: int = 0) -> TCPStore:
@@ -48,6 +49,9 @@ def join_group(*, rank: int, size: int, address: str = "", sequence: int = 1, te
             )
         return mesh
     _set_environment(rank=rank, size=size)
+    if address:
+        global _host
+        _host = address.rpartition(":")[0]
     if address and (interface := interface_towards(address)):
         # Otherwise gloo binds to whatever the host's name resolves to, which other nodes may not reach.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -70,18 +74,9 @@ def _leave_group() -> None:
         dist.destroy_process_group()
 
 
-def interface_towards(address: str) -> str | None:
-    """The network interface from which this node reaches `address` (host:port); None if that cannot be determined."""
-    host, _, port = address.rpartition(":")
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)  # a datagram socket: chooses the route and sends nothing
-            own = probe.getsockname()[0]
-    except OSError:
-        return None
-    interfaces = psutil.net_if_addrs().items()
-    return next((name for name, addresses in interfaces if any(a.address == own for a in addresses)), None)
+def own_host() -> str:
+    """The host by which other nodes know this rank's, if it is rank 0."""
+    return _host
 
 
 def _set_environment(*, rank: int, size: int) -> None:

@@ -51,6 +51,12 @@ class WorkerGroup(Protocol[W_co]):
     ) -> list[R]:
         """`worker.method(shards[replica], *args)` on every rank, of its replica; the results by replica."""
 
+    def begin(
+        self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[], list[R]]:
+        """As `call`, but returns at once: a function that waits for the results by rank, and raises as `call`. The
+        ranks take up no other call before."""
+
     def aside(
         self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Callable[[], list[R]]:
@@ -88,6 +94,11 @@ class InlineGroup(Generic[W]):
             raise ValueError(f"{method.__name__}: {len(shards)} shards for 1 replica")
         self.before(method)
         return [getattr(self._worker, method.__name__)(shards[0], *args, **kwargs)]
+
+    def begin(
+        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[], list[R]]:
+        return self.aside(method, *args, **kwargs)
 
     def aside(
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs

@@ -269,6 +269,11 @@ class RLSettings(EnginesConfig, KeyedConfig):
         """Settings of the adapters that are published; None if merged weights are published."""
         return None if self.rollout.merges_adapters else self.lora
 
+    @property
+    def broadcast_backend(self) -> Literal["gloo", "nccl"]:
+        """Of weights to engines, with rollout.transport: collective."""
+        return "nccl" if self.placement.gpus_per_worker and self.rollout.gpus_per_engine else "gloo"
+
     def reserves(self) -> Reservation:
         ranks, engines = self.placement.reserves(), super().reserves()
         if not self.hybrid:

@@ -17,7 +17,8 @@ from rlhf_core.errors import WeightSyncError
 from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.weights import require_fit
 from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, ServedTensor
-from rlhf_core.rollout.publication import tensor_shapes
+from rlhf_core.rollout.transport.base import Transport, WeightManifest
+from rlhf_core.rollout.transport.folder import SharedFolder, tensor_shapes
 from rlhf_core.rollout.vllm.outputs import Partial, chosen
 from rlhf_core.rollout.vllm.prompts import prompt_of, require_same_prompt
 from rlhf_core.rollout.vllm.settings import engine_arguments
@@ -202,26 +203,29 @@ class VllmEngine(RolloutEngine):
         with nullcontext() if self._config.compiled else torch.compiler.set_stance("force_eager"):
             yield
 
-    def load_weights(self, folder: Path, version: int) -> None:
-        """Serve the weights in `folder` as `version`; the folder may go afterwards.
+    def load_weights(self, transport: Transport, manifest: WeightManifest) -> None:
+        """Serve what `transport` brings; a folder may go afterwards.
 
         What `advance` has begun continues with them, after all that it has so far was computed by them again.
-        Raises WeightSyncError if the folder has not the very tensors that this engine was started with.
+        Raises WeightSyncError if they are not the very tensors that this engine was started with.
         """
         self._require("awake", "awake without weights")
         if self._lora is not None:
             self._require_idle()  # vLLM would go on with the adapter that a completion has begun with
-            self._load_adapter(folder, version)
+            self._load_adapter(transport, manifest.version)
         else:
-            self._check_tensors(folder, version)
-            self._llm.collective_rpc("load_published", args=(str(folder), version))
+            self._check_tensors(manifest)
+            self._llm.collective_rpc("load_published", args=(transport, manifest))
         self.forget()
-        self._version = version
+        self._version = manifest.version
         self._state = "awake"
 
-    def _load_adapter(self, folder: Path, version: int) -> None:
+    def _load_adapter(self, transport: Transport, version: int) -> None:
         from vllm.lora.request import LoRARequest
 
+        if not isinstance(transport, SharedFolder):
+            raise WeightSyncError(f"version {version} is no folder, which is all that vLLM loads adapters from")
+        folder = transport.folder
         if not (folder / "adapter_config.json").is_file():
             raise WeightSyncError(f"version {version} is no adapter, but this engine serves LoRA adapters")
         # A new id for each version: vLLM keeps what it loaded under an id and never looks at the folder again.
@@ -234,9 +238,9 @@ class VllmEngine(RolloutEngine):
         self._llm.collective_rpc("remember_adapter", args=(str(folder),))
         self._adapter = adapter
 
-    def _check_tensors(self, folder: Path, version: int) -> None:
+    def _check_tensors(self, manifest: WeightManifest) -> None:
         # vLLM only logs tensors that a publish lacks, and keeps the old ones.
-        wanted, given = tensor_shapes(self._folder), tensor_shapes(folder)
+        version, wanted, given = manifest.version, tensor_shapes(self._folder), dict(manifest.shapes)
         if self._tied:
             wanted.pop("lm_head.weight", None)
             given.pop("lm_head.weight", None)

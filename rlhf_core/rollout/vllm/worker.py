@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
@@ -19,7 +18,8 @@ from vllm.platforms import current_platform
 from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engine import ServedTensor
 from rlhf_core.rollout.proof import GivenMatrix
-from rlhf_core.rollout.publication import tensor_shapes
+from rlhf_core.rollout.transport.base import Transport, WeightManifest, take_all
+from rlhf_core.rollout.transport.folder import stored_tensors, tensor_shapes
 from rlhf_core.rollout.vllm.experts import choose_kernels_as_without_adapters, forget_kernels
 from rlhf_core.rollout.vllm.memory import drop_packed_embeddings, empty_cache
 from rlhf_core.rollout.vllm.served import ServedLayer, served_adapter, served_layers
@@ -37,22 +37,33 @@ class PublishedWeights:
     _given_adapter: dict[str, Tensor]
     _adapter_scaling: float
 
-    def load_published(self, folder: str, version: int) -> None:
-        """Every tensor of the safetensors files in `folder` replaces the one being served."""
+    def load_published(self, transport: Transport, manifest: WeightManifest) -> None:
+        """Every tensor that `transport` brings replaces the one being served."""
         worker: Any = self
-        if current_platform.is_cpu():
-            forget_kernels(worker.model_runner.get_model())
-        worker.reload_weights(weights_iterator=_tensors(Path(folder)))
-        if current_platform.is_cpu():
-            repack_heads(worker.model_runner.get_model())
+        model = worker.model_runner.get_model()
         layers = list(self._served_layers())
-        self._unread_digests = _digests_of_unread(Path(folder), layers)
         packed = {name for layer in layers if layer.read_columns for name in layer.published}
-        self._given = {
-            name: GivenMatrix.of(weight, worker.model_config.dtype, seed=version)
-            for name, weight in _tensors(Path(folder))
-            if name in packed
-        }
+        readable = _readable(layers)
+        given: dict[str, GivenMatrix] = {}
+        unread: dict[str, str] = {}
+
+        def noted() -> Iterator[tuple[str, Tensor]]:
+            """What the proof needs to know of the tensors that come and go."""
+            for name, tensor in transport.receive(manifest, worker.rank):
+                if name in packed:
+                    given[name] = GivenMatrix.of(tensor, worker.model_config.dtype, seed=manifest.version)
+                elif name not in readable:
+                    unread[name] = tensor_digest(tensor)
+                yield name, tensor
+
+        if current_platform.is_cpu():
+            forget_kernels(model)
+        weights = noted()
+        worker.reload_weights(weights_iterator=weights)
+        take_all(weights)
+        if current_platform.is_cpu():
+            repack_heads(model)
+        self._given, self._unread_digests = given, unread
 
     def free_memory(self) -> None:
         """What it holds for nothing on CPU, where it shares memory with all else. It forgets what it has computed, so
@@ -66,7 +77,7 @@ class PublishedWeights:
     def remember_adapter(self, folder: str) -> None:
         """Keep what `served_tensors` compares the adapter in use with."""
         settings = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-        self._given_adapter = dict(_tensors(Path(folder)))
+        self._given_adapter = dict(stored_tensors(Path(folder)))
         self._adapter_scaling = settings["lora_alpha"] / settings["r"]
 
     def served_tensors(self, whole: bool) -> list[ServedTensor]:
@@ -87,7 +98,9 @@ class PublishedWeights:
         dtype = worker.model_config.dtype  # some layers keep a bias in float32
         layers = list(self._served_layers())
         if not hasattr(self, "_unread_digests"):  # nothing was published yet: it serves what it was started with
-            self._unread_digests = _digests_of_unread(Path(worker.model_config.model), layers, dtype)
+            readable = _readable(layers)
+            started = stored_tensors(Path(worker.model_config.model))
+            self._unread_digests = {name: tensor_digest(t.to(dtype)) for name, t in started if name not in readable}
         return [
             *(tensor for layer in layers for tensor in self._read_back(layer, dtype, whole)),
             *(ServedTensor(n, n, digest, False) for n, digest in self._unread_digests.items()),
@@ -110,18 +123,9 @@ class PublishedWeights:
         return served_layers(worker.model_runner.get_model(), tensor_shapes(Path(config.model)), tied=tied)
 
 
-def _digests_of_unread(folder: Path, layers: Sequence[ServedLayer], dtype: torch.dtype | None = None) -> dict[str, str]:
-    """Of the tensors in `folder`, cast to `dtype`, that cannot be read back from the layers that loaded them."""
-    readable = {name for layer in layers for name in (*layer.published, *layer.names)}
-    unread = ((name, tensor) for name, tensor in _tensors(folder) if name not in readable)
-    return {name: tensor_digest(tensor if dtype is None else tensor.to(dtype)) for name, tensor in unread}
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 (safe_open is no mapping)
-                yield name, opened.get_tensor(name)
+def _readable(layers: Sequence[ServedLayer]) -> set[str]:
+    """The tensors that can be read back, and those beside them, such as a head that is tied."""
+    return {name for layer in layers for name in (*layer.published, *layer.names)}
 
 
 def repack_heads(model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,8 @@ from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.errors import StageError, WeightSyncError
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters
 from rlhf_core.rollout.proof import Expected, verify_weights
-from rlhf_core.rollout.publication import Publication, publication_of
+from rlhf_core.rollout.publication import publication_of
+from rlhf_core.rollout.transport.folder import SharedFolder
 from rlhf_core.system.scratch import PREFIX, sweep
 from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish, requests
 from tests.rlhf_core.stages import context as stage_context
@@ -70,9 +72,9 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
         assert [c.weight_version for c in engines.share(RolloutEngine.generate, SAMPLED)] == [1] * 5
 
         disturb(model, seed=2)
-        with publication_of(model.state_dict()) as weights:  # as engines on another node see it
-            engines.publish(Publication(tmp_path / "elsewhere", weights.digests, weights.files), 2)
-            expected = Expected(2, expected_logprobs(model, PROBE), weights.digests)
+        with publication_of(model.state_dict(), 2) as weights:  # as engines on another node see it
+            engines.publish(replace(weights, transport=SharedFolder(tmp_path / "elsewhere")))
+            expected = Expected(2, expected_logprobs(model, PROBE), weights.manifest.digests)
         assert verify_weights(engines.call(RolloutEngine.probe, PROBE), expected, 1e-4).difference < 1e-4
 
         disturb(model, seed=3)  # and nothing published

@@ -44,6 +44,38 @@ def test_devices_that_cannot_be_shared(settings: dict[str, Any], says: str) -> N
     RLConfig.model_validate({**COMMON, **settings})
 
 
+BROADCAST = {"max_length": 16, "transport": "collective"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "rollout", "says"),
+    [
+        ({"hybrid": True}, {}, "with hybrid a rank has lent its device when the engine is given weights"),
+        ({"lora": {"rank": 2}}, {"serve_adapter": "adapter"}, "vLLM loads adapters from folders alone; set folder"),
+        (
+            {"placement": {"gpus_per_worker": 1.0}},
+            {"gpus_per_engine": 0.5},
+            r"placement.gpus_per_worker=1 and rollout.gpus_per_engine=0.5 processes share a GPU",
+        ),
+    ],
+)
+def test_weights_that_cannot_be_broadcast(settings: dict[str, Any], rollout: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        RLConfig.model_validate({**COMMON, **settings, "rollout": {**BROADCAST, **rollout}})
+    RLConfig.model_validate({**COMMON, **settings, "rollout": {"max_length": 16, **rollout}})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend"), [((0.0, 0.0), "gloo"), ((1.0, 0.0), "gloo"), ((0.0, 1.0), "gloo"), ((1.0, 1.0), "nccl")]
+)
+def test_a_broadcast_is_over_nccl_where_both_sides_have_gpus(gpus: tuple[float, float], backend: str) -> None:
+    rollout = {**BROADCAST, "gpus_per_engine": gpus[1]}
+    config = RLConfig.model_validate({**COMMON, "placement": {"gpus_per_worker": gpus[0]}, "rollout": rollout})
+    assert config.broadcast_backend == backend
+    by_folder = RLConfig.model_validate({**COMMON, "rollout": {"max_length": 16}})
+    assert result_settings(config) == result_settings(by_folder)  # the same keys of artifacts
+
+
 @pytest.mark.parametrize(
     ("validation", "says"),
     [

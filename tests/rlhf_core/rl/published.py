@@ -6,6 +6,6 @@ from rlhf_core.rl.ranks import PolicyTrainer
 
 
 def published(trainer: PolicyTrainer) -> bytes:
-    with trainer.publication() as weights:
+    with trainer.publication(1) as weights:
         (content,) = (file for name, file in weights.files().items() if name.endswith(".safetensors"))
     return content.tobytes()

@@ -13,12 +13,14 @@ from rlhf_core.rollout.engine import Request, RolloutEngine, SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.publication import Publication
 from rlhf_core.rollout.scripted import ScriptedEngine
+from rlhf_core.rollout.transport.base import WeightManifest
+from rlhf_core.rollout.transport.folder import SharedFolder
 from rlhf_core.training.group import InlineGroup, host_memory_only
 
 pytestmark = pytest.mark.parts
 
 GREEDY = Request([5], SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=1, stop_token_ids=()), seed=None)
-WEIGHTS = Publication(Path("weights"), {}, dict)
+WEIGHTS = Publication(SharedFolder(Path("weights")), WeightManifest(1, {}, {}), dict)
 
 
 class Told:
@@ -75,7 +77,7 @@ def test_the_turns_of_a_step() -> None:
     ours.train()  # it is already
     ours.publish()
     ours.workers.call(Told.read_weights)
-    ours.engines.publish(WEIGHTS, 1)
+    ours.engines.publish(WEIGHTS)
     ours.engines.call(RolloutEngine.probe, [[5]])
     ours.sample()
     ours.sample()
@@ -97,7 +99,7 @@ GENERATE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.share(Rollou
 ADVANCE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.call_on(0, RolloutEngine.advance, {})  # noqa: E731
 ASIDE: Callable[[HybridEngine[Told]], Any] = lambda h: h.workers.aside(Told.update_policy)  # noqa: E731
 UPDATE: Callable[[HybridEngine[Told]], Any] = lambda h: h.workers.call(Told.update_policy)  # noqa: E731
-LOAD: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.publish(WEIGHTS, 1)  # noqa: E731
+LOAD: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.publish(WEIGHTS)  # noqa: E731
 PROBE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.call(RolloutEngine.probe, [[5]])  # noqa: E731
 
 

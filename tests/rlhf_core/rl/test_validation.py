@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from torch import Tensor
 
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input, Output
@@ -18,6 +19,7 @@ from rlhf_core.errors import StageError, WeightSyncError
 from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engine import Request
 from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.transport.base import Transport, WeightManifest
 from rlhf_core.stages import rl
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.types import Completion
@@ -62,9 +64,9 @@ class WatchedEngine(TorchEngine):
         super().__init__(folder, max_length=24)
         self.log: list[tuple[str, Any, Any]] = []
 
-    def load_weights(self, folder: Path, version: int) -> None:
-        super().load_weights(folder, version)
-        self.log.append(("load", version, file_digest(folder)))
+    def load_weights(self, transport: Transport, manifest: WeightManifest) -> None:
+        super().load_weights(transport, manifest)
+        self.log.append(("load", manifest.version, digest_of(dict(transport.receive(manifest)))))
 
     def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
         self.log.append(("sample", requests[0].parameters.temperature, self.weight_version))
@@ -72,8 +74,12 @@ class WatchedEngine(TorchEngine):
 
 
 def file_digest(folder: Path) -> str:
-    """Of the weights in `folder`, in the order of their names."""
-    state = load_file(folder / "model.safetensors")
+    """Of the weights in `folder`."""
+    return digest_of(load_file(folder / "model.safetensors"))
+
+
+def digest_of(state: Mapping[str, Tensor]) -> str:
+    """In the order of the names."""
     return hashlib.sha256("".join(tensor_digest(state[name]) for name in sorted(state)).encode()).hexdigest()
 
 

@@ -279,7 +279,7 @@ def test_a_kl_in_the_loss_needs_no_old_log_probs_for_a_single_update(model: Inpu
 def test_what_an_update_has_freed_is_returned_before_engines_are_given_weights(model: Input, tmp_path: Path) -> None:
     _, group = trainer(rl_config("grpo"), model, tmp_path)
     in_use, before = freed_blocks(), resident()
-    group.call(RLWorker.write_weights, "live")
+    group.call(RLWorker.offer_weights, 1, 1)
     assert resident() < before - BLOCK * BLOCKS / 2
     assert in_use
-    group.call(RLWorker.remove_weights)
+    group.call(RLWorker.withdraw_weights)

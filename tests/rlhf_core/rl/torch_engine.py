@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -16,6 +15,7 @@ from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engine import Request, RolloutEngine, ServedTensor
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.publication import published_tensors
+from rlhf_core.rollout.transport.base import Transport, WeightManifest
 from rlhf_core.stages.cluster import EngineSpec
 from rlhf_core.types import Completion
 
@@ -58,10 +58,10 @@ class TorchEngine(RolloutEngine):
                 break
         return Completion(tuple(tokens), tuple(logprobs), reason, self.weight_version)  # type: ignore[arg-type]
 
-    def load_weights(self, folder: Path, version: int) -> None:
-        missing = self._model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    def load_weights(self, transport: Transport, manifest: WeightManifest) -> None:
+        missing = self._model.load_state_dict(dict(transport.receive(manifest)), strict=False)
         assert not missing.unexpected_keys
-        self.weight_version = version
+        self.weight_version = manifest.version
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return [

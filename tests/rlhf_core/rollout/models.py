@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,15 +23,20 @@ from transformers import (
 from rlhf_core.rollout import child_engine
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.engine import Request, SamplingParameters
-from rlhf_core.rollout.publication import Publication, publication_of
+from rlhf_core.rollout.engines import Engines, hand_over
+from rlhf_core.rollout.publication import Publication, publication_of, published_tensors
+from rlhf_core.rollout.transport.base import WeightManifest, digested
+from rlhf_core.rollout.transport.collective import Collective
 from rlhf_core.rollout.vllm.prompts import prompt_of
+from rlhf_core.training.background import Background
+from rlhf_core.training.distributed import host_store
 
 EOS = 2
 VOCABULARY = 96
 
 
 class Publishable(Protocol):
-    def publish(self, weights: Publication, version: int) -> None: ...
+    def publish(self, weights: Publication) -> None: ...
 
 
 def make_model(
@@ -81,9 +86,26 @@ def disturb(model: torch.nn.Module, seed: int, only: str = "") -> None:
 
 def publish(engines: Publishable, state: Mapping[str, Tensor], version: int, **options: Any) -> Mapping[str, str]:
     """As the trainer does it; the digests of what was published."""
-    with publication_of(state, **options) as weights:
-        engines.publish(weights, version)
-    return weights.digests
+    with publication_of(state, version, **options) as weights:
+        engines.publish(weights)
+    return weights.manifest.digests
+
+
+def publish_by_broadcast(engines: Engines, state: Mapping[str, Tensor], version: int) -> Mapping[str, str]:
+    """As `publish`, by a broadcast from a thread of this process."""
+    tensors, digests = published_tensors(state), dict[str, str]()
+    manifest = WeightManifest.of(version, tensors)
+    store = host_store("127.0.0.1")
+    transport = Collective(f"127.0.0.1:{store.port}", "gloo", engines.size, 1, timeout_seconds=60)
+
+    def start() -> Callable[[], Mapping[str, str]]:
+        def send() -> Mapping[str, str]:
+            transport.send(digested(tensors.items(), digests), manifest)
+            return digests
+
+        return Background(send, name="send").result
+
+    return hand_over(engines, Publication(transport, manifest, dict, start)).digests
 
 
 @torch.no_grad()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -20,7 +19,7 @@ from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
 from rlhf_core.rollout.proof import Expected, GivenMatrix, Proof, verify_weights
 from rlhf_core.rollout.publication import Publication, publication_of
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
-from tests.rlhf_core.rollout.models import disturb, expected_logprobs, make_model, publish
+from tests.rlhf_core.rollout.models import disturb, expected_logprobs, make_model, publish, publish_by_broadcast
 
 pytestmark = pytest.mark.parts
 
@@ -87,6 +86,35 @@ def test_one_element_of_a_weight(served: Served, module: str, row: int, named: s
     assert prove(model, engine, 2, digests, tolerance=1e-4).difference < 1e-4
 
 
+def test_a_broadcast_is_proven_whole_and_by_columns(served: Served) -> None:
+    model, engine = served
+    digests = publish(engine, model.state_dict(), 31)
+    for version in (32, 33):  # the first is read back whole
+        engine.in_worker(spoil_plain, "model.norm.weight")
+        assert publish_by_broadcast(engine, model.state_dict(), version) == digests
+        assert prove(model, engine, version, digests, tolerance=1e-4).not_read_back == ()
+    publish_by_broadcast(engine, model.state_dict(), 40)
+    engine.in_worker(spoil, "model.layers.0.mlp.gate_up_proj", 100, 3)
+    with pytest.raises(WeightSyncError, match=r"version 40 as published: model.layers.0.mlp.up_proj.weight has other"):
+        prove(model, engine, 40, digests)
+
+
+def test_a_broadcast_of_other_tensors_is_refused_and_of_old_ones_found(served: Served) -> None:
+    model, engine = served
+    before = Expected(48, [], publish_by_broadcast(engine, model.state_dict(), 48))
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(1 + 2**-20)
+    engine.in_worker(load_nothing)
+    digests = publish_by_broadcast(engine, model.state_dict(), 49)  # vLLM takes none: nobody waits for it
+    engine.in_worker(load_again)
+    named = "model.layers.1.mlp.up_proj.weight still has the values of version 48; its"
+    with pytest.raises(WeightSyncError, match=f"version 49 as published: {named}"):
+        prove(model, engine, 49, digests, before)
+    with pytest.raises(WeightSyncError, match=r"version 50 does not fit .* in 1 tensors: model\.more"):
+        publish_by_broadcast(engine, {**model.state_dict(), "model.more.weight": torch.ones(2)}, 50)
+    publish(engine, model.state_dict(), 51)
+
+
 def read_columns(worker: Any, number: int) -> int:
     """In vLLM's worker: how many columns of a packed weight are read back from now on; how many were before."""
     from rlhf_core.rollout import proof
@@ -147,11 +175,11 @@ class ExchangingEngine:
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
 
-    def publish(self, weights: Publication, version: int) -> None:
-        state = load_file(weights.folder / "model.safetensors")
+    def publish(self, weights: Publication) -> None:
+        state = dict(weights.transport.receive(weights.manifest))
         state[EXCHANGED[0]], state[EXCHANGED[1]] = state[EXCHANGED[1]], state[EXCHANGED[0]]
-        with publication_of(state) as wrong:
-            self._engine.publish(wrong, version)
+        with publication_of(state, weights.manifest.version) as wrong:
+            self._engine.publish(wrong)
 
 
 @pytest.mark.usefixtures("eight_columns")
@@ -228,8 +256,8 @@ def test_without_its_cure_the_tied_head_is_stale(engine_process: ChildProcess, t
     model = make_model(tmp_path, tied=True)
     engine = RemoteEngine(engine_process, tmp_path, EngineSettings(CONFIG, "float32", seed=0))
     engine.in_worker(leave_heads)
-    with publication_of(model.state_dict()) as weights:
-        before = Expected(0, expected_logprobs(model, PROBE), weights.digests)
+    with publication_of(model.state_dict(), 0) as weights:
+        before = Expected(0, expected_logprobs(model, PROBE), weights.manifest.digests)
     assert verify_weights(engine.call(RolloutEngine.probe, PROBE), before, 1e-4).difference < 1e-4
     named = r"lm_head.weight \(tied to model.embed_tokens.weight\) still has the values of version 0; its log-probs"
     with torch.no_grad():

@@ -9,6 +9,8 @@ import pytest
 
 from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.rollout.scripted import ScriptedEngine
+from rlhf_core.rollout.transport.base import WeightManifest
+from rlhf_core.rollout.transport.folder import SharedFolder
 
 pytestmark = pytest.mark.parts
 
@@ -47,7 +49,7 @@ def test_a_random_request_has_a_seed_and_a_greedy_one_none() -> None:
 def test_versions_and_logprobs() -> None:
     engine = ScriptedEngine(count_from_seed, logprob=-0.5)
     assert engine.weight_version == 0
-    engine.load_weights(Path("folder"), 3)
+    engine.load_weights(SharedFolder(Path("folder")), WeightManifest(3, {}, {}))
     assert engine.generate([Request([5], GREEDY, None)])[0].weight_version == 3
-    assert engine.loaded == [(Path("folder"), 3)]
+    assert engine.loaded == [(SharedFolder(Path("folder")), 3)]
     assert engine.logprobs([[1, 2, 3], [4]]) == [[0.0, -0.5, -0.5], [0.0]]

@@ -174,9 +174,9 @@ def test_rl_balances_the_experts(tmp_path: Path) -> None:
 def test_rl_publishes_each_expert_under_its_name_on_disk(tmp_path: Path) -> None:
     model = experts(tmp_path / "base")
     stored = load_file(model.folder / "model.safetensors")
-    with rl_trainer(model, tmp_path / "run", 0.0).publication() as weights:
-        assert weights.digests == {name: tensor_digest(tensor) for name, tensor in stored.items()}
-        published = load_file(weights.folder / "model.safetensors")
+    with rl_trainer(model, tmp_path / "run", 0.0).publication(1) as weights:
+        assert weights.manifest.digests == {name: tensor_digest(tensor) for name, tensor in stored.items()}
+        published = dict(weights.transport.receive(weights.manifest))
     assert all(torch.equal(published[name], tensor) for name, tensor in stored.items())
     assert "model.layers.1.block_sparse_moe.experts.3.w2.weight" in published
 

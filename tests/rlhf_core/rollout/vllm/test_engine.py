@@ -126,8 +126,8 @@ def test_a_sleeping_engine_serves_nothing(served: Served) -> None:
     ):
         with pytest.raises(RuntimeError, match="the engine is asleep; this needs it awake"):
             refused()
-    with publication_of(model.state_dict()) as weights, pytest.raises(RuntimeError, match="the engine is asleep"):
-        engine.call(RolloutEngine.load_weights, weights.folder, 50)
+    with publication_of(model.state_dict(), 50) as weights, pytest.raises(RuntimeError, match="the engine is asleep"):
+        engine.call(RolloutEngine.load_weights, weights.transport, weights.manifest)
     engine.call(RolloutEngine.wake)
     assert engine.share(RolloutEngine.generate, GREEDY) == before
     with pytest.raises(RuntimeError, match="the engine is awake; this needs it asleep"):

@@ -1,0 +1,139 @@
+"""Weights by broadcast from rank 0 to all workers of all engines: over NCCL from GPU to GPU, over gloo between CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export its type
+
+from rlhf_core.errors import WeightSyncError, reason_of
+from rlhf_core.rollout.transport.base import TransportError, WeightManifest, Weights, is_first_rank, take_all
+from rlhf_core.system.network import interface_towards
+
+Backend = Literal["gloo", "nccl"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Implements Transport. The group is of this publish alone: rank 0, and behind it the workers of each engine.
+
+    It stands beside the group of the ranks and that of an engine's workers. A process that fails closes its end, and
+    the others fail too; one that hangs is waited for `timeout_seconds`.
+    """
+
+    address: str  # host:port of the store where they meet, which rank 0 hosts
+    backend: Backend
+    engines: int
+    workers: int  # of one engine
+    timeout_seconds: float = 600.0
+    engine: int = 0  # that receives
+
+    @property
+    def concurrent(self) -> bool:
+        return True
+
+    def send(self, weights: Weights, manifest: WeightManifest) -> None:
+        if not is_first_rank():
+            take_all(weights)
+            return
+        expected = iter(manifest.layout.items())
+        with self._group(0, manifest.version) as group:
+            for name, tensor in weights:
+                self._require_announced(name, tensor, next(expected, None))
+                self._broadcast(group, tensor.detach().to(self._device).contiguous(), manifest.version)
+            if (missing := next(expected, None)) is not None:
+                raise WeightSyncError(f"the weights end before `{missing[0]}`, which was announced")
+            self._meet(group, manifest.version)
+
+    def receive(self, manifest: WeightManifest, worker: int = 0) -> Iterator[tuple[str, Tensor]]:
+        with self._group(1 + self.engine * self.workers + worker, manifest.version) as group:
+            for name, announced in manifest.layout.items():
+                tensor = torch.empty(announced.shape, dtype=announced.dtype, device=self._device)
+                self._broadcast(group, tensor, manifest.version)
+                yield name, tensor
+            self._meet(group, manifest.version)
+
+    def for_engine(self, index: int) -> Collective:
+        return replace(self, engine=index)
+
+    def is_here(self) -> bool:
+        return True
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device()) if self.backend == "nccl" else torch.device("cpu")
+
+    @property
+    def _timeout(self) -> timedelta:
+        return timedelta(seconds=self.timeout_seconds)
+
+    @contextmanager
+    def _group(self, rank: int, version: int) -> Iterator[Any]:
+        """Of all ends, once all are there."""
+        host, _, port = self.address.rpartition(":")
+        size = 1 + self.engines * self.workers
+        with self._explained(version):
+            store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=self._timeout)
+            make = _gloo_group if self.backend == "gloo" else _nccl_group
+            group = make(store, rank, size, self._timeout, interface_towards(self.address))
+        try:
+            yield group
+        except BaseException:
+            group.abort()
+            raise
+        group.shutdown()
+
+    def _broadcast(self, group: Any, tensor: Tensor, version: int) -> None:
+        """As bytes, which every backend sends. tensor: contiguous."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        if tensor.numel():
+            with self._explained(version):
+                group.broadcast([tensor.flatten().view(torch.uint8)], options).wait(self._timeout)
+
+    def _meet(self, group: Any, version: int) -> None:
+        """Wait until all have all."""
+        self._broadcast(group, torch.zeros(1, dtype=torch.uint8, device=self._device), version)
+        with self._explained(version):
+            group.allreduce([torch.zeros(1, device=self._device)], dist.AllreduceOptions()).wait(self._timeout)
+
+    @contextmanager
+    def _explained(self, version: int) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # torch's of a lost connection, of a timeout, of NCCL
+            raise TransportError(
+                f"version {version} did not travel: another process of its broadcast has failed, or was not there "
+                f"within {self.timeout_seconds:g} s ({reason_of(error)})"
+            ) from error
+
+    @staticmethod
+    def _require_announced(name: str, tensor: Tensor, expected: tuple[str, Tensor] | None) -> None:
+        kind = (name, tensor.dtype, tuple(tensor.shape))
+        announced = None if expected is None else (expected[0], expected[1].dtype, tuple(expected[1].shape))
+        if kind != announced:
+            raise WeightSyncError(f"the weights have {kind} where {announced} was announced")
+
+
+def _gloo_group(store: Any, rank: int, size: int, timeout: timedelta, interface: str | None) -> Any:
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timeout
+    # By default gloo binds to whatever the host's name resolves to, which other nodes may not reach.
+    options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
+    return gloo(store, rank, size, options)
+
+
+def _nccl_group(store: Any, rank: int, size: int, timeout: timedelta, interface: str | None) -> Any:
+    """NCCL finds its interfaces by itself, or NCCL_SOCKET_IFNAME names them."""
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = timeout
+    return nccl(store, rank, size, options)

@@ -1,0 +1,54 @@
+"""Two ranks, over which ZeRO 3 has partitioned the policy, broadcast it to two vLLM engines, which prove it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cloudpickle import register_pickle_by_value
+from safetensors.torch import load_file
+
+from rlhf_core.algorithms import build_algorithm
+from rlhf_core.errors import StageError
+from rlhf_core.rl.hybrid import OwnDevices
+from rlhf_core.rl.publisher import Publisher
+from rlhf_core.rl.ranks import PolicyTrainer
+from rlhf_core.rollout.digest import tensor_digest
+from rlhf_core.rollout.engine import RolloutEngine
+from rlhf_core.rollout.engines import hand_over
+from rlhf_core.stages.ray_cluster import RayCluster
+from rlhf_core.stages.rl import ranks_and_engines
+from rlhf_core.types import Prompt
+from tests.rlhf_core.stages import context as stage_context
+from tests.rlhf_core.stages.context import LocalContext
+from tests.rlhf_core.stages.rl_jobs import job_inputs, two_by_two
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("ray_cluster")]
+register_pickle_by_value(stage_context)  # the actors cannot import a test module
+
+PROBE = [Prompt("0", "", (5, 6, 7, 4), row={}), Prompt("1", "", (4, 5), row={})]
+
+
+@pytest.mark.slow("starts two ranks and two engines as Ray actors")
+def test_every_engine_serves_what_the_ranks_have(tmp_path: Path) -> None:
+    config = two_by_two(3)
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"transport": "collective"})})
+    inputs = job_inputs(tmp_path)
+    context = LocalContext(tmp_path / "work", artifacts={item.manifest.ref.path: item for item in inputs.values()})
+    expected = {n: tensor_digest(t) for n, t in load_file(inputs["model"].folder / "model.safetensors").items()}
+    with ranks_and_engines(config, inputs, context, RayCluster()) as (workers, engines, _):
+        trainer = PolicyTrainer(config, build_algorithm(config), workers, seed=0)
+        publisher = Publisher(config, trainer, engines, PROBE, OwnDevices())
+        publisher.start(0)
+        for version in (1, 2):
+            assert publisher.publish()["weight_difference"] < 1e-4
+            for answer in engines.call(RolloutEngine.probe, []):
+                assert answer.version == version
+                assert {tensor.published: tensor.digest for tensor in answer.served} == expected
+        ray.kill([*engines._actors.values()][1])  # type: ignore[attr-defined]
+        began = time.monotonic()
+        with pytest.raises(StageError, match="engine 1 died in load"), trainer.publication(3, engines=2) as weights:
+            hand_over(engines, weights)
+        assert time.monotonic() - began < 60  # though rank 0 and engine 0 wait for it

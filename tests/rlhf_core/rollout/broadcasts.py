@@ -1,0 +1,108 @@
+"""What tests/rlhf_core/rollout/test_transport.py runs: `python -m tests.rlhf_core.rollout.broadcasts`.
+
+A rank sends to two engines, each in a process of its own, undisturbed and with one fault after the other; prints as
+JSON how each process ended, and after how many seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from queue import Empty
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export its type
+
+from rlhf_core.rollout.digest import tensor_digest
+from rlhf_core.rollout.transport.base import WeightManifest, digested
+from rlhf_core.rollout.transport.collective import Collective
+
+SECONDS = 6.0  # that a process is waited for
+FAULTS = (
+    "none", "rank raises", "rank hangs", "rank is killed", "engine raises", "engine is killed", "engine is absent",
+    "other weights",
+)  # fmt: skip
+
+
+def state() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    dtypes = (torch.float32, torch.bfloat16, torch.int64)
+    tensors = {f"t{i}": torch.randn(30, 40).mul(100).to(dtypes[i % 3]) for i in range(9)}
+    return tensors | {"empty": torch.zeros(0, 3), "scalar": torch.tensor(True), "turned": torch.randn(5, 3).T}
+
+
+def sent(fault: str) -> Iterator[tuple[str, Tensor]]:
+    for index, (name, tensor) in enumerate(state().items()):
+        if index == 5:
+            _fail("rank", fault)
+        yield "unknown" if index == 5 and fault == "other weights" else name, tensor
+
+
+def _fail(who: str, fault: str) -> None:
+    if fault == f"{who} raises":
+        raise ValueError(f"a fault of the {who}")
+    if fault == f"{who} is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == f"{who} hangs":
+        time.sleep(4 * SECONDS)
+
+
+def rank(transport: Collective, fault: str) -> dict[str, str]:
+    digests: dict[str, str] = {}
+    transport.send(digested(sent(fault), digests), WeightManifest.of(1, state()))
+    return digests
+
+
+def engine(transport: Collective, fault: str) -> dict[str, str]:
+    if transport.engine == 1 and fault == "engine is absent":
+        return {}
+    received = {}
+    for index, (name, tensor) in enumerate(transport.receive(WeightManifest.of(1, state()))):
+        if index == 5 and transport.engine == 1:
+            _fail("engine", fault)
+        received[name] = tensor_digest(tensor)
+    return received
+
+
+def _ended(who: str, transport: Collective, fault: str, answers: Any) -> None:
+    began = time.monotonic()
+    try:
+        found: Any = (rank if who == "rank" else engine)(transport, fault)
+    except Exception as error:  # what the test looks at
+        found = f"{type(error).__name__}: {error}"
+    answers.put((who, found, time.monotonic() - began))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")
+    found: dict[str, dict[str, Any]] = {}
+    for fault in FAULTS:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        transport = Collective(f"127.0.0.1:{store.port}", "gloo", engines=2, workers=1, timeout_seconds=SECONDS)
+        answers = context.Queue()
+        ends = {"rank": transport, **{f"engine {index}": transport.for_engine(index) for index in (0, 1)}}
+        processes = [context.Process(target=_ended, args=(who, end, fault, answers)) for who, end in ends.items()]
+        for process in processes:
+            process.start()
+        found[fault] = {}
+        try:
+            while len(found[fault]) < (2 if "killed" in fault or "hangs" in fault else 3):
+                who, answer, seconds = answers.get(timeout=4 * SECONDS)
+                found[fault][who] = [answer, seconds]
+        except Empty:
+            pass  # the test names who is missing
+        for process in processes:
+            process.kill()
+            process.join()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
