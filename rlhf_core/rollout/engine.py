@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from rlhf_core.config.base import Dtype
@@ -142,7 +143,7 @@ class RolloutEngine(Protocol):
 
 
 def start_engine(folder: Path, settings: EngineSettings) -> RolloutEngine:
-    """The engine of `settings.config.type`, in a process that is for engines."""
+    """Start an engine of `settings.config.type`, in a process that is for engines."""
     use_threads(settings.config.num_threads)
     engine: RolloutEngine = load_function(ENGINES[settings.config.type].implementation)(folder, settings)
     return engine
