@@ -13,10 +13,11 @@ import psutil
 from rlhf_core.artifacts.store import Store
 from tasks.ray_jobs import RayJobs
 
+# Not its list of events, which fails once a worker was killed: their files are in the node's folder.
 _DASHBOARD = (
     "/api/v0/actors?detail=1", "/api/v0/tasks?detail=1", "/api/v0/jobs?detail=1", "/api/v0/workers?detail=1",
     "/api/v0/nodes?detail=1", "/api/v0/placement_groups?detail=1", "/api/v0/runtime_envs?detail=1",
-    "/api/v0/objects?detail=1", "/api/v0/cluster_events?detail=1", "/logical/actors",
+    "/api/v0/objects?detail=1", "/logical/actors",
     "/nodes?view=summary", "/api/cluster_status", "/api/component_activities",
 )  # fmt: skip
 _PREFECT = (

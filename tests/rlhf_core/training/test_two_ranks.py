@@ -115,7 +115,7 @@ def test_the_gradient_is_that_of_one_plain_pass(folder: Path, answers: Answers) 
             assert distance < 1e-5 * parameter.grad.norm(), f"{name}: {key}"
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", [0, 2])
 def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_both(answers: Answers, stage: int) -> None:
     for numbers in answers[0]:
         found = numbers[f"skipped {stage}"]
