@@ -25,7 +25,7 @@ from benchmarks.word_models import SHAPES, make_model, word_ids
 from rlhf_core.chat.encoding import Tokenizer, load_tokenizer
 from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.data.prompts import to_prompts
-from rlhf_core.environments import Environments, EpisodeEnvironment, Feedback, Reply
+from rlhf_core.environments import Environment, EnvironmentHost, Feedback, Reply
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.rollout.child_engine import ChildEngine, engine_in_child
 from rlhf_core.rollout.engine import EngineSettings
@@ -41,16 +41,11 @@ _CASES: Mapping[str, tuple[int, float]] = {
 }  # fmt: skip
 
 
-class Thinking(Environments, EpisodeEnvironment):
-    """Environments of `turns` turns at most, each with a delay of `seconds` on average."""
-
-    name, max_turns = "thinking", _TURNS
+class Thinking(Environment):
+    """At most `turns` turns, each with a delay of `seconds` on average."""
 
     def __init__(self, turns: int, seconds: float) -> None:
         self._most, self._seconds = turns, seconds
-
-    def new(self) -> Thinking:
-        return Thinking(self._most, self._seconds)
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
         self._random = random.Random(seed)
@@ -63,8 +58,15 @@ class Thinking(Environments, EpisodeEnvironment):
             await asyncio.sleep(self._random.expovariate(1 / self._seconds))
         return Feedback([{"role": "user", "content": words(self._random, _FEEDBACK)}], done=not self._left)
 
-    def close(self) -> None:
-        pass
+
+class ThinkingHost(EnvironmentHost):
+    name, max_turns = "thinking", _TURNS
+
+    def __init__(self, turns: int, seconds: float) -> None:
+        self._turns, self._seconds = turns, seconds
+
+    def new(self) -> Thinking:
+        return Thinking(self._turns, self._seconds)
 
 
 class WithoutPrefixes(OneEngine):
@@ -81,7 +83,7 @@ def words(source: random.Random, count: int) -> str:
     return " ".join(f"w{source.choice(word_ids(_SHAPE.vocabulary))}" for _ in range(count))
 
 
-def played(engines: Engines, tokenizer: Tokenizer, side: str, environments: Environments) -> tuple[float, int]:
+def played(engines: Engines, tokenizer: Tokenizer, side: str, environments: EnvironmentHost) -> tuple[float, int]:
     """Return the seconds, and the sampled tokens."""
     config = VllmEngineConfig(max_length=_MAX_LENGTH, repeatable=side != "concurrent")
     source = random.Random(0)
@@ -119,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for repeat in range(repeats + 1):
                     for side in _SIDES:
                         engines = of_side.get(side, engine)
-                        took, tokens = played(engines, tokenizer, side, Thinking(turns, seconds))
+                        took, tokens = played(engines, tokenizer, side, ThinkingHost(turns, seconds))
                         if repeat:  # the first warms up
                             speeds[side].append((tokens / took, took, tokens))
                 medians = {side: statistics.median(speed for speed, _, _ in each) for side, each in speeds.items()}

@@ -25,7 +25,7 @@ from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.environments import Feedback, Reply, open_environments
-from rlhf_core.environments.opening import OwnEnvironments
+from rlhf_core.environments.opening import InProcessHost
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import RecipeError
 from rlhf_core.graph.outline import outline
@@ -253,7 +253,7 @@ def test_what_the_environment_says_trains_nothing(inputs: dict[str, Input]) -> N
 
     config, tokenizer = RLConfig.model_validate(RL), load_tokenizer(inputs["model"].folder)
     prompts = to_prompts([{"id": str(i), **row} for i, row in enumerate(ROWS)], tokenizer, max_tokens=30)
-    environments = OwnEnvironments(config.environment, Guess)
+    environments = InProcessHost(config.environment, Guess)
     rollouter = Rollouter(InlineEngines(guesses(inputs)), tokenizer, config.rollout, environments)
     trajectories = [t for group in RolloutSampler(config, rollouter, 0).sample(prompts, 0) for t in group]
     assert max(t.turns for t in trajectories) > 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rlhf_core.environments.agents.program import EpisodeProgram
-from rlhf_core.environments.base import Environment, Environments, EpisodeEnvironment, Feedback, Reply
+from rlhf_core.environments.agents.program import Program
+from rlhf_core.environments.base import Environment, EnvironmentHost, Feedback, Reply
 from rlhf_core.environments.opening import open_environments, rows_to_play, single_turn
 
 __all__ = [
-    "Environment", "Environments", "EpisodeEnvironment", "EpisodeProgram", "Feedback", "Reply", "open_environments",
+    "Environment", "EnvironmentHost", "Feedback", "Program", "Reply", "open_environments",
     "rows_to_play", "single_turn",
 ]  # fmt: skip

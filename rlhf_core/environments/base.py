@@ -7,10 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from rlhf_core.config.environments.environments import EnvironmentConfig
-from rlhf_core.environments.agents.program import EpisodeProgram
+from rlhf_core.environments.agents.program import Program
 
 Message = Mapping[str, Any]  # role: user, system or tool; content: text; and further fields of the chat template
 
@@ -37,46 +36,30 @@ class Reply:
 
 
 class Environment(ABC):
-    """One object per episode, in the process of the stage. Any exception of its methods becomes an EpisodeError."""
-
-    def __init__(self, config: EnvironmentConfig) -> None:
-        """config: the settings of `rl.environment`, of the class in the table."""
-        self.config = config
-
-    def reset(self, row: Mapping[str, Any]) -> Sequence[Message] | Feedback:
-        """Return the episode's first prompt for the dataset row `row`: messages, or a Feedback with `max_tokens`."""
-        prompt: Sequence[Message] = row["prompt"]
-        return prompt
-
-    @abstractmethod
-    def step(self, reply: str) -> Feedback:
-        """Respond to a reply. A reply cut at `sampling.max_tokens` is passed too, and ends the episode."""
-
-
-class EpisodeEnvironment(Protocol):
-    """An environment of one episode, in whichever process. Its return values are not validated yet.
-
-    Raises EpisodeError, whose message is the cause alone, if it fails.
-    """
+    """The environment of one episode, in whichever process. Any exception of its methods becomes an EpisodeError."""
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
-        """Start the episode. seed: of its random generators."""
+        """Start the episode of a dataset row, and return its first prompt: messages, or a Feedback with `max_tokens`.
 
-    async def step(self, reply: Reply) -> Any: ...
+        seed: of its random generators.
+        """
+        return row["prompt"]
+
+    @abstractmethod
+    async def step(self, reply: Reply) -> Any:
+        """Respond to a reply with a Feedback. One cut at `sampling.max_tokens` is passed too, and ends the episode."""
 
     async def finish(self) -> Any:
-        """Return the reward of the episode as a whole, beside those of its replies.
-
-        Called once, after the last reply.
-        """
+        """Return the reward of the episode as a whole, beside those of its replies. Called once, after the last one."""
         return 0.0
 
     def close(self) -> None:
         """End the episode. Idempotent."""
+        return None
 
 
-class Environments(ABC):
-    """The environments of a stage: one per episode."""
+class EnvironmentHost(ABC):
+    """Makes the environments of a stage: one per episode."""
 
     name: str  # in messages
     max_turns: int
@@ -95,12 +78,12 @@ class Environments(ABC):
             self._slots = loop, asyncio.Semaphore(self.parallel_episodes)
         return self._slots[1]
 
-    def of_row(self, row: Mapping[str, Any]) -> Environments:
-        """Return the environments of the episodes of this row. Raises RecipeError if there are none for it."""
+    def of_row(self, row: Mapping[str, Any]) -> EnvironmentHost:
+        """Return the host of the episodes of this row. Raises RecipeError if there is none for it."""
         return self
 
     @abstractmethod
-    def new(self) -> EpisodeEnvironment | EpisodeProgram: ...
+    def new(self) -> Environment | Program: ...
 
     def close(self) -> None:
         """End all processes and connections that it has started."""

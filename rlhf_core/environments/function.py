@@ -11,7 +11,7 @@ from rlhf_core.chat.encoding import Tokenizer
 from rlhf_core.config.environments.environments import FunctionEnvironment
 from rlhf_core.config.environments.tools import FunctionTool
 from rlhf_core.contract import StageContext
-from rlhf_core.environments.base import Environments, EpisodeEnvironment, Feedback, Reply
+from rlhf_core.environments.base import Environment, EnvironmentHost, Feedback, Reply
 from rlhf_core.environments.tools.toolset import ToolResult, Toolset
 from rlhf_core.errors import EpisodeError
 from rlhf_core.processes.hosting import EpisodeHost, EpisodeProcess
@@ -21,9 +21,9 @@ _ASKED = ("messages", "max_tokens")
 _FEEDBACK = ("messages", "reward", "done", "max_tokens")
 
 
-class FunctionEnvironments(Environments):
+class FunctionHost(EnvironmentHost):
     @classmethod
-    def of(cls, config: FunctionEnvironment, context: StageContext, tokenizer: Tokenizer) -> FunctionEnvironments:
+    def of(cls, config: FunctionEnvironment, context: StageContext, tokenizer: Tokenizer) -> FunctionHost:
         return cls(config, context.user_file(config.path))
 
     def __init__(
@@ -41,8 +41,8 @@ class FunctionEnvironments(Environments):
         self._seconds = config.timeout_seconds
         self._host = EpisodeHost(config, file, "environment", log=log, folder=folder)
 
-    def new(self) -> HostedEnvironment:
-        return HostedEnvironment(self._host.new(), self._seconds)
+    def new(self) -> ProcessEnvironment:
+        return ProcessEnvironment(self._host.new(), self._seconds)
 
     def close(self) -> None:
         self._host.close()
@@ -61,8 +61,8 @@ class FunctionTools(Toolset):
         self._host = EpisodeHost(config, file, "tool")
         self.schemas = self._host.loaded["schemas"]
 
-    def new(self) -> HostedTools:
-        return HostedTools(self._host.new(), self._seconds)
+    def new(self) -> ProcessTools:
+        return ProcessTools(self._host.new(), self._seconds)
 
     def close(self) -> None:
         self._host.close()
@@ -90,7 +90,7 @@ class _Hosted:
             raise EpisodeError(f"it did not return within {self._seconds:g} s and was stopped") from error
 
 
-class HostedEnvironment(_Hosted, EpisodeEnvironment):
+class ProcessEnvironment(_Hosted, Environment):
     async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
         value = await super().reset(row, seed)
         return _feedback(value, "reset", _ASKED) if isinstance(value, dict) else value
@@ -108,7 +108,7 @@ def _feedback(value: Mapping[str, Any], method: str, read: Sequence[str]) -> Fee
     return Feedback(**value)
 
 
-class HostedTools(_Hosted):
+class ProcessTools(_Hosted):
     async def call(self, name: str, arguments: Any) -> ToolResult:
         answer = await self._answer({"reply": {"name": name, "arguments": arguments}})
         if "wrong" in answer:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_core.config.environments.environments import Retry
 from rlhf_core.config.rewards.rewards import VerifierReward
-from rlhf_core.environments.base import Environment, Feedback, Message
+from rlhf_core.environments.base import Environment, Feedback, Message, Reply
 from rlhf_core.rewards.verifier import Verifier
 
 
@@ -17,12 +17,13 @@ class RetryEnvironment(Environment):
         self._feedback = config.feedback
         self._row: Mapping[str, Any] = {}
 
-    def reset(self, row: Mapping[str, Any]) -> Sequence[Message] | Feedback:
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Sequence[Message]:
         self._row = row
-        return super().reset(row)
+        prompt: Sequence[Message] = row["prompt"]
+        return prompt
 
-    def step(self, reply: str) -> Feedback:
-        (right,) = self._verifier([reply], [""], [self._row]).rewards
+    async def step(self, reply: Reply) -> Feedback:
+        (right,) = self._verifier([reply.text], [""], [self._row]).rewards
         if right:
             return Feedback(reward=1.0, done=True)
         return Feedback([{"role": "user", "content": self._feedback}])

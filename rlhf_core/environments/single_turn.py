@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from rlhf_core.environments.base import Environment, Feedback
+from rlhf_core.config.environments.environments import SingleTurn
+from rlhf_core.environments.base import Environment, Feedback, Reply
 
 
 class SingleTurnEnvironment(Environment):
-    def step(self, reply: str) -> Feedback:
+    def __init__(self, config: SingleTurn) -> None:
+        pass
+
+    async def step(self, reply: Reply) -> Feedback:
         return Feedback(done=True)

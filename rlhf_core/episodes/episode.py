@@ -18,9 +18,10 @@ from rlhf_core.chat.encoding import Tokenizer, decode_completion, encode_prompt,
 from rlhf_core.chat.feedback import encode_feedback
 from rlhf_core.chat.rendering import Message
 from rlhf_core.data.formats.base import RowError, require_sound
-from rlhf_core.environments import EpisodeEnvironment, Feedback, Reply
+from rlhf_core.environments import Environment, Feedback, Reply
 from rlhf_core.episodes.shown_images import ShownImages, request_images
-from rlhf_core.errors import ConversationError, EpisodeError, StageError
+from rlhf_core.errors import AlignmentError, ConversationError, EpisodeError, StageError
+from rlhf_core.processes.user_code import user_error
 from rlhf_core.rewards.base import fits, written
 from rlhf_core.rollout.engine import RequestImage
 from rlhf_core.system.terminal import limited
@@ -50,7 +51,7 @@ class EpisodeRules:
 class Episode:
     """One conversation of the policy with an environment."""
 
-    def __init__(self, prompt: Prompt, environment: EpisodeEnvironment, rules: EpisodeRules) -> None:
+    def __init__(self, prompt: Prompt, environment: Environment, rules: EpisodeRules) -> None:
         self._rules = rules
         self._environment = environment
         self._prompt = prompt
@@ -257,10 +258,13 @@ class Episode:
                 return await answer
         except EpisodeError as error:
             raise EpisodeError(f"{self._where()}: {error}") from error
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            self._fail(f"its turns took more than the {self._rules.episode_seconds:g} s of `episode_seconds` together")
+        except AlignmentError:
+            raise
+        except Exception as error:  # of an environment in this process, which may raise anything
+            if isinstance(error, TimeoutError) and limit.expired():
+                seconds = f"{self._rules.episode_seconds:g}"
+                self._fail(f"its turns took more than the {seconds} s of `episode_seconds` together")
+            raise EpisodeError(f"{self._where()}: it raised {user_error(error)}") from error
         finally:
             if self._seconds is not None:
                 self._seconds = max(0.0, self._seconds - (time.monotonic() - started))

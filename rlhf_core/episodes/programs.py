@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlhf_core.environments.agents.program import EpisodeProgram
+from rlhf_core.environments.agents.program import Program
 from rlhf_core.episodes.calls import Calls, chosen, joined, trajectory_of
 from rlhf_core.episodes.episode import EpisodeRules
 from rlhf_core.episodes.rounds import Ask
@@ -16,7 +16,7 @@ from rlhf_core.types import Prompt, Trajectory
 
 
 async def play_program(
-    program: EpisodeProgram,
+    program: Program,
     prompt: Prompt,
     rules: EpisodeRules,
     parameters: SamplingParameters,

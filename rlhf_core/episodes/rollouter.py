@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rlhf_core.chat.encoding import Tokenizer, stop_token_ids
 from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.environments import Environments, EpisodeEnvironment, EpisodeProgram, single_turn
+from rlhf_core.environments import Environment, EnvironmentHost, Program, single_turn
 from rlhf_core.episodes.concurrent import play_concurrently
 from rlhf_core.episodes.episode import Episode, EpisodeRules
 from rlhf_core.episodes.programs import play_program
@@ -42,7 +42,7 @@ class Rollouter:
         engines: Engines,
         tokenizer: Tokenizer,
         config: RolloutEngineConfig,
-        environments: Environments | None = None,
+        environments: EnvironmentHost | None = None,
         stream: Stream | None = None,
         images: ShownImages | None = None,
     ) -> None:
@@ -116,13 +116,13 @@ class Rollouter:
 
     async def _play_in(
         self,
-        environment: EpisodeEnvironment | EpisodeProgram,
+        environment: Environment | Program,
         rules: EpisodeRules,
         start: Start,
         parameters: SamplingParameters,
         ask: Ask,
     ) -> Trajectory:
-        if isinstance(environment, EpisodeProgram):
+        if isinstance(environment, Program):
             return await play_program(
                 environment, start.prompt, rules, parameters, ask,
                 seed=start.seed, environment_seed=start.environment_seed,

@@ -18,7 +18,7 @@ from rlhf_core.config.environments.environments import AnyEnvironment, FunctionE
 from rlhf_core.config.rewards.rewards import FunctionReward, RewardConfig
 from rlhf_core.data.formats import Row, format_of
 from rlhf_core.environments.base import Reply
-from rlhf_core.environments.function import FunctionEnvironments
+from rlhf_core.environments.function import FunctionHost
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
 from rlhf_core.graph.graph import Node
 from rlhf_core.preflight.asking import REPLY, Answer, Question, ask
@@ -110,11 +110,11 @@ def _call(config: Called, prompt: str, row: Row, root: Path) -> None:
             with closing(RewardFunction(one, file, log=log, folder=folder)) as function:
                 function([REPLY], [prompt], [row])
         else:
-            with closing(FunctionEnvironments(one, file, log=log, folder=folder)) as environments:
+            with closing(FunctionHost(one, file, log=log, folder=folder)) as environments:
                 asyncio.run(_episode(environments, row))
 
 
-async def _episode(environments: FunctionEnvironments, row: Row) -> None:
+async def _episode(environments: FunctionHost, row: Row) -> None:
     try:
         with closing(environments.new()) as episode:
             await episode.reset(row, 0)

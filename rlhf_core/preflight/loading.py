@@ -15,7 +15,7 @@ from threading import Lock
 from typing import IO
 
 from rlhf_core.config.data.dataset import FunctionSource
-from rlhf_core.config.environments.environments import CodeEnvironment, FunctionEnvironment, Program
+from rlhf_core.config.environments.environments import CodeEnvironment, FunctionEnvironment, ProgramConfig
 from rlhf_core.config.environments.tools import FunctionTool
 from rlhf_core.config.rewards.rewards import FunctionReward
 from rlhf_core.config.user_code import beside
@@ -120,7 +120,7 @@ def missing_here(text: str) -> str | None:
 def _kind(config: UserCode) -> CodeKind:
     if isinstance(config, FunctionTool):
         return "tool"
-    if isinstance(config, Program):
+    if isinstance(config, ProgramConfig):
         return "program"
     if isinstance(config, FunctionSource):
         return "source"

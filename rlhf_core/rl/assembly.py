@@ -19,7 +19,7 @@ from rlhf_core.contract import Input, StageContext
 from rlhf_core.data.fitting import Fitted
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_seen_by_all, row_policy
-from rlhf_core.environments import Environments, open_environments, rows_to_play
+from rlhf_core.environments import EnvironmentHost, open_environments, rows_to_play
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.episodes.stream import Stream
@@ -58,7 +58,7 @@ class _Read:
 
     tokenizer: Tokenizer
     processor: ImageProcessor | None
-    environments: Environments
+    environments: EnvironmentHost
     prompts: list[Prompt]
     held_out: Mapping[str, HeldOut]  # validation sets by name
     row_counts: Mapping[str, float]  # dropped and truncated rows of all datasets
@@ -130,7 +130,7 @@ def _prompts(
     config: RLConfig,
     tokenizer: Tokenizer,
     processor: ImageProcessor | None,
-    environments: Environments,
+    environments: EnvironmentHost,
     dataset: Input,
     sampling: SamplingConfig,
     hint: Hint | None = None,

@@ -11,7 +11,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from rlhf_core.environments import Environments, EpisodeEnvironment, Feedback, Reply
+from rlhf_core.environments import Environment, EnvironmentHost, Feedback, Reply
 from rlhf_core.errors import EpisodeError
 
 
@@ -22,18 +22,18 @@ class EnvironmentContract:
     replies: tuple[Sequence[str], Sequence[str]]
     failing_reply: str | None = None  # one that must be an EpisodeError, if there is any
 
-    def make(self) -> Environments:
+    def make(self) -> EnvironmentHost:
         raise NotImplementedError
 
     @pytest.fixture
-    def environments(self) -> Iterator[Environments]:
+    def environments(self) -> Iterator[EnvironmentHost]:
         with closing(self.make()) as environments:
             yield environments
 
-    def new(self, environments: Environments) -> EpisodeEnvironment:
-        return cast(EpisodeEnvironment, environments.of_row(self.row).new())
+    def new(self, environments: EnvironmentHost) -> Environment:
+        return cast(Environment, environments.of_row(self.row).new())
 
-    def play(self, environments: Environments, *episodes: Sequence[str], seed: int = 0) -> list[list[Any]]:
+    def play(self, environments: EnvironmentHost, *episodes: Sequence[str], seed: int = 0) -> list[list[Any]]:
         """Return all messages of each episode; episodes take turns."""
 
         async def play() -> list[list[Any]]:
@@ -51,7 +51,7 @@ class EnvironmentContract:
 
         return asyncio.run(play())
 
-    def test_an_episode_asks_and_answers(self, environments: Environments) -> None:
+    def test_an_episode_asks_and_answers(self, environments: EnvironmentHost) -> None:
         assert environments.name
         assert environments.max_turns >= max(map(len, self.replies))
         ((first, *answers, final),) = self.play(environments, self.replies[0])
@@ -65,15 +65,15 @@ class EnvironmentContract:
         assert math.isfinite(final)
         assert not any(answer.done for answer in answers[:-1]), "no reply is read behind the end of an episode"
 
-    def test_a_seed_repeats_an_episode(self, environments: Environments) -> None:
+    def test_a_seed_repeats_an_episode(self, environments: EnvironmentHost) -> None:
         assert self.play(environments, self.replies[0], seed=5) == self.play(environments, self.replies[0], seed=5)
 
-    def test_episodes_side_by_side_are_as_alone(self, environments: Environments) -> None:
+    def test_episodes_side_by_side_are_as_alone(self, environments: EnvironmentHost) -> None:
         alone = [self.play(environments, replies)[0] for replies in self.replies]
         assert alone[0] != alone[1], "give replies that are answered in two ways"
         assert self.play(environments, *self.replies) == alone
 
-    def test_an_episode_that_fails_touches_no_other(self, environments: Environments) -> None:
+    def test_an_episode_that_fails_touches_no_other(self, environments: EnvironmentHost) -> None:
         expected = self.play(environments, self.replies[0])
         if self.failing_reply is not None:
             with pytest.raises(EpisodeError):
@@ -91,7 +91,7 @@ class EnvironmentContract:
         assert {process for process in left if process.is_running()} == set()
 
 
-async def _begin(episode: EpisodeEnvironment, row: Mapping[str, Any]) -> None:
+async def _begin(episode: Environment, row: Mapping[str, Any]) -> None:
     await episode.reset(row, 0)
     episode.close()
 

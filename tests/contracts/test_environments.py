@@ -12,7 +12,7 @@ import pytest
 
 from rlhf_core.chat.templates import SHIPPED
 from rlhf_core.config.environments.environments import AnyEnvironment, FunctionEnvironment, ToolsEnvironment
-from rlhf_core.environments import Environments, open_environments
+from rlhf_core.environments import EnvironmentHost, open_environments
 from rlhf_core.testing.environment import EnvironmentContract
 from tests.rlhf_core.chat.families import byte_level
 from tests.rlhf_core.stages.context import LocalContext
@@ -23,7 +23,7 @@ ROW = {"id": "row", "prompt": [{"role": "user", "content": "a?"}], "answer": "b"
 FOLDER = Path(__file__).parents[1] / "rlhf_core" / "environments"
 
 
-def opened(config: AnyEnvironment, folder: Path) -> AbstractContextManager[Environments]:
+def opened(config: AnyEnvironment, folder: Path) -> AbstractContextManager[EnvironmentHost]:
     context = LocalContext(folder, user_files_root=FOLDER)
     return open_environments(config, context, byte_level(SHIPPED["chatml"].text))
 
@@ -38,7 +38,7 @@ class _Configured(EnvironmentContract):
         with ExitStack() as self.stack:
             yield
 
-    def make(self) -> Environments:
+    def make(self) -> EnvironmentHost:
         return self.stack.enter_context(opened(self.config, self.folder))
 
 
@@ -63,7 +63,7 @@ TOOLS = ToolsEnvironment.model_validate({
 
 
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environments]:
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentHost]:
     """One for most tests: its parser imports vLLM."""
     with opened(TOOLS, tmp_path_factory.mktemp("work")) as environments:
         yield environments
@@ -75,5 +75,5 @@ class TestTools(_Configured):
     config = TOOLS
 
     @pytest.fixture
-    def environments(self, tools: Environments) -> Environments:
+    def environments(self, tools: EnvironmentHost) -> EnvironmentHost:
         return tools

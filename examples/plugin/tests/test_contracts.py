@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alignment_example.environment import Guess, GuessConfig
 from alignment_example.reward import Brevity
-from rlhf_core.environments import Environments
-from rlhf_core.environments.opening import OwnEnvironments
+from rlhf_core.environments import EnvironmentHost
+from rlhf_core.environments.opening import InProcessHost
 from rlhf_core.rewards import Reward
 from rlhf_core.testing.environment import EnvironmentContract
 from rlhf_core.testing.reward import RewardContract
@@ -24,5 +24,5 @@ class TestGuess(EnvironmentContract):
     row = ROW
     replies = (["c", "b"], ["a", "a"])
 
-    def make(self) -> Environments:
-        return OwnEnvironments(GuessConfig(type="guess", max_turns=3), Guess)
+    def make(self) -> EnvironmentHost:
+        return InProcessHost(GuessConfig(type="guess", max_turns=3), Guess)

@@ -214,7 +214,7 @@ class FunctionEnvironment(CodeEnvironment, CalledBeforeJob, TimedEpisodes):
     )
 
 
-class Program(CodeEnvironment):
+class ProgramConfig(CodeEnvironment):
     """A function of the user that plays whole episodes and requests replies itself."""
 
     max_turns: Turns = Field(default=8, description="maximum number of replies that it may request in an episode")
@@ -231,7 +231,7 @@ class Program(CodeEnvironment):
         return True
 
 
-class AgentEnvironment(Program):
+class AgentEnvironment(ProgramConfig):
     """A function of the user that plays an episode with any client of the OpenAI API, and returns its reward.
 
     Called for each episode, in a process of its own, as `run(row, base_url, api_key)`; may be `async`. All replies
@@ -247,7 +247,7 @@ class AgentEnvironment(Program):
     )
 
 
-class ExecutorEnvironment(Program):
+class ExecutorEnvironment(ProgramConfig):
     """A function of the user that plays an episode on tokens, and returns its reward, or sequences with it.
 
     Called for each episode, in a process of its own, as `run(engine, row)`; may be `async`.
@@ -382,18 +382,18 @@ class ByRow(AnyEnvironment, ToleratesFailures):
 @dataclass(frozen=True, slots=True)
 class EnvironmentEntry:
     config: type[AnyEnvironment]
-    # "package.module:Class", imported only where it computes. An environments.base.Environment, or an Environments that
-    # `of(config, context, tokenizer)` makes.
+    # "package.module:Class", imported only where it computes: an environments.base.Environment made from its config, or
+    # an EnvironmentHost made by `of(config, context, tokenizer)`.
     implementation: str
 
 
 ENVIRONMENTS: Table[EnvironmentEntry] = Table("environments", EnvironmentEntry, {
     "single_turn": EnvironmentEntry(SingleTurn, "rlhf_core.environments.single_turn:SingleTurnEnvironment"),
     "retry": EnvironmentEntry(Retry, "rlhf_core.environments.retry:RetryEnvironment"),
-    "tools": EnvironmentEntry(ToolsEnvironment, "rlhf_core.environments.tools.tools:ToolEnvironments"),
-    "nemo_gym": EnvironmentEntry(NemoGymEnvironment, "rlhf_core.environments.nemo_gym.environment:NemoGymEnvironments"),
-    "by_row": EnvironmentEntry(ByRow, "rlhf_core.environments.by_row:EnvironmentsByRow"),
-    "function": EnvironmentEntry(FunctionEnvironment, "rlhf_core.environments.function:FunctionEnvironments"),
-    "agent": EnvironmentEntry(AgentEnvironment, "rlhf_core.environments.agents.agent:AgentEnvironments"),
-    "executor": EnvironmentEntry(ExecutorEnvironment, "rlhf_core.environments.agents.executor:ExecutorEnvironments"),
+    "tools": EnvironmentEntry(ToolsEnvironment, "rlhf_core.environments.tools.tools:ToolHost"),
+    "nemo_gym": EnvironmentEntry(NemoGymEnvironment, "rlhf_core.environments.nemo_gym.environment:NemoGymHost"),
+    "by_row": EnvironmentEntry(ByRow, "rlhf_core.environments.by_row:HostByRow"),
+    "function": EnvironmentEntry(FunctionEnvironment, "rlhf_core.environments.function:FunctionHost"),
+    "agent": EnvironmentEntry(AgentEnvironment, "rlhf_core.environments.agents.agent:AgentHost"),
+    "executor": EnvironmentEntry(ExecutorEnvironment, "rlhf_core.environments.agents.executor:ExecutorHost"),
 })  # fmt: skip

@@ -9,16 +9,16 @@ from typing import Any
 from rlhf_core.chat.encoding import Tokenizer
 from rlhf_core.config.environments.environments import AgentEnvironment
 from rlhf_core.contract import StageContext
-from rlhf_core.environments.agents.hosted_program import HostedProgram, HostedPrograms
+from rlhf_core.environments.agents.hosted_program import ProcessProgram, ProgramHost
 from rlhf_core.environments.agents.openai_server import OpenAIServer
 from rlhf_core.environments.agents.program import Outcome, Policy, outcome_of
 from rlhf_core.processes.hosting import EpisodeProcess
 from rlhf_core.rollout.tool_calls import ToolCallParser
 
 
-class AgentEnvironments(HostedPrograms):
+class AgentHost(ProgramHost):
     @classmethod
-    def of(cls, config: AgentEnvironment, context: StageContext, tokenizer: Tokenizer) -> AgentEnvironments:
+    def of(cls, config: AgentEnvironment, context: StageContext, tokenizer: Tokenizer) -> AgentHost:
         return cls(config, context.user_file(config.path), tokenizer)
 
     def __init__(self, config: AgentEnvironment, file: Path, tokenizer: Tokenizer) -> None:
@@ -40,8 +40,8 @@ class AgentEnvironments(HostedPrograms):
         return Agent(self)
 
 
-class Agent(HostedProgram):
-    def __init__(self, agents: AgentEnvironments) -> None:
+class Agent(ProcessProgram):
+    def __init__(self, agents: AgentHost) -> None:
         super().__init__(agents)
         self._server = agents.server
 

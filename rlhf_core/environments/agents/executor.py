@@ -10,22 +10,22 @@ from rlhf_core.chat.encoding import Tokenizer, decode_completion, encode_prompt
 from rlhf_core.chat.special_tokens import token_ids
 from rlhf_core.config.environments.environments import ExecutorEnvironment
 from rlhf_core.contract import StageContext
-from rlhf_core.environments.agents.hosted_program import HostedProgram, HostedPrograms
+from rlhf_core.environments.agents.hosted_program import ProcessProgram, ProgramHost
 from rlhf_core.environments.agents.program import CallError, Outcome, Policy, outcome_of
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.processes.hosting import EpisodeProcess
 
 
-class ExecutorEnvironments(HostedPrograms):
+class ExecutorHost(ProgramHost):
     @classmethod
-    def of(cls, config: ExecutorEnvironment, context: StageContext, tokenizer: Tokenizer) -> ExecutorEnvironments:
+    def of(cls, config: ExecutorEnvironment, context: StageContext, tokenizer: Tokenizer) -> ExecutorHost:
         return cls(config, context.user_file(config.path))
 
     def new(self) -> Executor:
         return Executor(self)
 
 
-class Executor(HostedProgram):
+class Executor(ProcessProgram):
     async def _play(self, process: EpisodeProcess, row: Mapping[str, Any], seed: int, policy: Policy) -> Outcome:
         await process.send({"executor": {"row": dict(row)}, "seed": seed})
         return outcome_of(await _returned(process, policy), ("reward", "sequences"))

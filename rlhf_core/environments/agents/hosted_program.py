@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.chat.encoding import Tokenizer
-from rlhf_core.config.environments.environments import Program
-from rlhf_core.environments.agents.program import Call, EpisodeProgram, Images, Outcome, Policy
-from rlhf_core.environments.base import Environments
+from rlhf_core.config.environments.environments import ProgramConfig
+from rlhf_core.environments.agents.program import Call, Images, Outcome, Policy, Program
+from rlhf_core.environments.base import EnvironmentHost
 from rlhf_core.errors import EpisodeError
 from rlhf_core.processes.hosting import EpisodeHost, EpisodeProcess
 from rlhf_core.system.terminal import limited
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rlhf_core.types import SequenceImage
 
 
-class HostedPrograms(Environments):
-    def __init__(self, config: Program, file: Path) -> None:
+class ProgramHost(EnvironmentHost):
+    def __init__(self, config: ProgramConfig, file: Path) -> None:
         """Load the file. Raises RecipeError, StageError or RewardError if it cannot be loaded."""
         self.name = f"{config.path}:{config.function}"
         self.max_turns = config.max_turns
@@ -35,8 +35,8 @@ class HostedPrograms(Environments):
         self.host.close()
 
 
-class HostedProgram(EpisodeProgram):
-    def __init__(self, programs: HostedPrograms) -> None:
+class ProcessProgram(Program):
+    def __init__(self, programs: ProgramHost) -> None:
         self._programs = programs
         self._process = programs.host.new()
 

@@ -100,7 +100,7 @@ class Outcome:
     sequences: Any = None  # lists of segments, to train these; none: all calls, joined where they continue each other
 
 
-class EpisodeProgram(ABC):
+class Program(ABC):
     @abstractmethod
     async def run(self, row: Mapping[str, Any], seed: int, policy: Policy) -> Outcome:
         """Play the episode. seed: of its random generators.

@@ -11,7 +11,7 @@ from rlhf_core.chat.feedback import require_results_follow
 from rlhf_core.config.environments.environments import NemoGymEnvironment
 from rlhf_core.contract import StageContext
 from rlhf_core.data.nemo_gym import COLUMN, REQUEST
-from rlhf_core.environments.base import Environments, EpisodeEnvironment, Feedback, Reply
+from rlhf_core.environments.base import Environment, EnvironmentHost, Feedback, Reply
 from rlhf_core.environments.nemo_gym.resource_server import Answer, Session, Sessions
 from rlhf_core.environments.nemo_gym.responses import ResponseItems
 from rlhf_core.environments.tools.tool_calls import ToolCalls
@@ -23,9 +23,9 @@ from rlhf_core.rollout.tool_calls import ParsedReply, ToolCallParser
 _GATEWAY = (502, 504)  # statuses of a proxy, if the server is unreachable
 
 
-class NemoGymEnvironments(Environments):
+class NemoGymHost(EnvironmentHost):
     @classmethod
-    def of(cls, config: NemoGymEnvironment, context: StageContext, tokenizer: Tokenizer) -> NemoGymEnvironments:
+    def of(cls, config: NemoGymEnvironment, context: StageContext, tokenizer: Tokenizer) -> NemoGymHost:
         with ExitStack() as stack:
             parser: ToolCallParser | None = None
             if config.parser is not None:
@@ -48,7 +48,7 @@ class NemoGymEnvironments(Environments):
             opened.close()
             raise
 
-    def of_row(self, row: Mapping[str, Any]) -> Environments:
+    def of_row(self, row: Mapping[str, Any]) -> EnvironmentHost:
         if COLUMN not in row:
             raise RecipeError(
                 f"it is no row of NeMo Gym: name its request by `columns: {{{COLUMN}: {REQUEST}}}` of the dataset"
@@ -63,7 +63,7 @@ class NemoGymEnvironments(Environments):
         self._opened.close()
 
 
-class NemoGymEpisode(EpisodeEnvironment):
+class NemoGymEpisode(Environment):
     def __init__(self, config: NemoGymEnvironment, parser: ToolCallParser | None, sessions: Sessions) -> None:
         self._config, self._parser, self._sessions = config, parser, sessions
         self._session: Session

@@ -13,16 +13,16 @@ from rlhf_core.chat.feedback import require_results_follow
 from rlhf_core.config.environments.environments import ToolsEnvironment
 from rlhf_core.config.environments.tools import TOOLS
 from rlhf_core.contract import StageContext
-from rlhf_core.environments.base import Environments, EpisodeEnvironment, Feedback, Reply
+from rlhf_core.environments.base import Environment, EnvironmentHost, Feedback, Reply
 from rlhf_core.environments.tools.tool_calls import ToolCalls
 from rlhf_core.environments.tools.toolset import EpisodeTools, Toolset
 from rlhf_core.errors import RecipeError
 from rlhf_core.rollout.tool_calls import ToolCallParser
 
 
-class ToolEnvironments(Environments):
+class ToolHost(EnvironmentHost):
     @classmethod
-    def of(cls, config: ToolsEnvironment, context: StageContext, tokenizer: Tokenizer) -> ToolEnvironments:
+    def of(cls, config: ToolsEnvironment, context: StageContext, tokenizer: Tokenizer) -> ToolHost:
         with ExitStack() as stack:
             toolsets: list[Toolset] = []
             for tool in config.tools.values():
@@ -51,14 +51,14 @@ class ToolEnvironments(Environments):
             opened.close()
             raise RecipeError(f"environment.tools: two tools are called `{twice[0]}`: rename one of them")
 
-    def new(self) -> ToolEpisode:
-        return ToolEpisode(self._config, self._parser, [(toolset, toolset.new()) for toolset in self._toolsets])
+    def new(self) -> ToolEnvironment:
+        return ToolEnvironment(self._config, self._parser, [(toolset, toolset.new()) for toolset in self._toolsets])
 
     def close(self) -> None:
         self._opened.close()
 
 
-class ToolEpisode(EpisodeEnvironment):
+class ToolEnvironment(Environment):
     def __init__(
         self, config: ToolsEnvironment, parser: ToolCallParser, tools: list[tuple[Toolset, EpisodeTools]]
     ) -> None:

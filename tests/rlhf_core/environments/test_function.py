@@ -13,7 +13,7 @@ import pytest
 
 from rlhf_core.config.environments.environments import FunctionEnvironment
 from rlhf_core.environments import Feedback, Reply
-from rlhf_core.environments.function import FunctionEnvironments, HostedEnvironment
+from rlhf_core.environments.function import FunctionHost, ProcessEnvironment
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
 
 pytestmark = pytest.mark.parts
@@ -28,13 +28,13 @@ def settings(**changes: Any) -> FunctionEnvironment:
 
 
 @pytest.fixture(scope="module")
-def hostile() -> Iterator[FunctionEnvironments]:
-    environments = FunctionEnvironments(settings(), HOSTILE)
+def hostile() -> Iterator[FunctionHost]:
+    environments = FunctionHost(settings(), HOSTILE)
     yield environments
     environments.close()
 
 
-async def said(environment: HostedEnvironment, *replies: str, seed: int = 0) -> list[Any]:
+async def said(environment: ProcessEnvironment, *replies: str, seed: int = 0) -> list[Any]:
     """What it answers to each reply, or the text of its EpisodeError, after which nothing is asked any more."""
     answers: list[Any] = []
     try:
@@ -55,7 +55,7 @@ def of_user(text: str) -> list[dict[str, str]]:
 FINE = [of_user("a?!"), Feedback(of_user("1!"), 0.5), Feedback(of_user("2!"), 0.5)]
 
 
-def test_an_object_for_each_episode_and_what_it_says(hostile: FunctionEnvironments) -> None:
+def test_an_object_for_each_episode_and_what_it_says(hostile: FunctionHost) -> None:
     assert asyncio.run(said(hostile.new(), "fine", "fine")) == FINE
     assert asyncio.run(said(hostile.new(), "waits"))[-1] == Feedback(reward=2, done=True)
 
@@ -84,9 +84,7 @@ def test_an_object_for_each_episode_and_what_it_says(hostile: FunctionEnvironmen
         ("closes_everything", "before it answered, its process ended with status 1"),
     ],
 )
-def test_a_failure_is_told_and_touches_no_other_episode(
-    hostile: FunctionEnvironments, reply: str, problem: str
-) -> None:
+def test_a_failure_is_told_and_touches_no_other_episode(hostile: FunctionHost, reply: str, problem: str) -> None:
     async def together() -> list[list[Any]]:
         return await asyncio.gather(
             said(hostile.new(), "fine", "fine"), said(hostile.new(), "fine", reply), said(hostile.new(), "fine", "fine")
@@ -99,36 +97,36 @@ def test_a_failure_is_told_and_touches_no_other_episode(
 
 
 def test_a_turn_may_bound_the_reply_to_it() -> None:
-    environments = FunctionEnvironments(settings(function="Brief"), HOSTILE)
+    environments = FunctionHost(settings(function="Brief"), HOSTILE)
     assert asyncio.run(said(environments.new(), "1")) == [Feedback(of_user("a?"), max_tokens=2), Feedback(max_tokens=1)]
     environments.close()
 
 
-def test_an_episode_ends_with_all_that_it_has_started(hostile: FunctionEnvironments) -> None:
+def test_an_episode_ends_with_all_that_it_has_started(hostile: FunctionHost) -> None:
     answers = asyncio.run(said(hostile.new(), "leaves_a_process"))
     left = int(answers[-1].messages[0]["content"])
     wait_until(lambda: gone(left))
 
 
-def test_random_numbers_repeat_with_the_seed(hostile: FunctionEnvironments) -> None:
+def test_random_numbers_repeat_with_the_seed(hostile: FunctionHost) -> None:
     one, again, other = (asyncio.run(said(hostile.new(), "first_number", seed=seed))[-1].reward for seed in (7, 7, 8))
     assert one == again != other
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
-    environments = FunctionEnvironments(settings(function="numbers", options={"a": 1}), HOSTILE)
+    environments = FunctionHost(settings(function="numbers", options={"a": 1}), HOSTILE)
     assert asyncio.run(said(environments.new(), "x")) == [ROW["prompt"], Feedback(reward=0.25, done=True)]
     environments.close()
 
 
 def test_nothing_is_left_of_a_stage_that_ends() -> None:
-    async def begin() -> HostedEnvironment:
+    async def begin() -> ProcessEnvironment:
         environment = environments.new()
         await environment.reset(ROW, 0)
         return environment
 
     others = psutil.Process().children(recursive=True)
-    environments = FunctionEnvironments(settings(), HOSTILE)
+    environments = FunctionHost(settings(), HOSTILE)
     before = set(psutil.Process().children(recursive=True))
     (host,) = [p for p in before if "rlhf_core.processes.host_process" in p.cmdline() and p not in others]
     with asyncio.Runner() as runner:
@@ -152,20 +150,20 @@ def test_nothing_is_left_of_a_stage_that_ends() -> None:
 )
 def test_what_makes_no_environment_is_refused(function: str, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(RecipeError, match=problem):
-        FunctionEnvironments(settings(function=function, options=options), HOSTILE)
+        FunctionHost(settings(function=function, options=options), HOSTILE)
 
 
 def test_a_file_that_starts_a_thread_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "system/threads.py"
+    file = tmp_path / "threads.py"
     file.write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(100,), daemon=True, name='mine').start()\n"
         "class Environment:\n    def step(self, reply): ...\n"
     )
     with pytest.raises(RecipeError, match=r"loading this file starts a thread \(mine\)"):
-        FunctionEnvironments(settings(), file)
+        FunctionHost(settings(), file)
     file.write_text("raise ValueError('not today')\nclass Environment:\n    def step(self, reply): ...\n")
     with pytest.raises(StageError, match="ValueError: not today"):
-        FunctionEnvironments(settings(), file)
+        FunctionHost(settings(), file)
 
 
 def gone(process: int) -> bool:

@@ -17,7 +17,7 @@ from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.config.environments.environments import NemoGymEnvironment
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.environments import Feedback, Reply, rows_to_play
-from rlhf_core.environments.nemo_gym.environment import NemoGymEnvironments
+from rlhf_core.environments.nemo_gym.environment import NemoGymHost
 from rlhf_core.environments.nemo_gym.responses import ResponseItems
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import EpisodeError, RewardError, StageError
@@ -53,13 +53,13 @@ def server() -> Iterator[ResourceServer]:
 
 
 @pytest.fixture
-def environments(server: ResourceServer) -> Callable[..., NemoGymEnvironments]:
-    def made(**settings: Any) -> NemoGymEnvironments:
+def environments(server: ResourceServer) -> Callable[..., NemoGymHost]:
+    def made(**settings: Any) -> NemoGymHost:
         given = {"type": "nemo_gym", "parser": "hermes", "timeout_seconds": SECONDS, "attempts": 1, **settings}
         if "url_variable" not in given:
             given.setdefault("url", server.url)
         config = NemoGymEnvironment.model_validate(given)
-        return NemoGymEnvironments(config, Hermes() if config.parser else None, ExitStack())  # type: ignore[arg-type]
+        return NemoGymHost(config, Hermes() if config.parser else None, ExitStack())  # type: ignore[arg-type]
 
     return made
 
@@ -69,7 +69,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def played(
-    environments: NemoGymEnvironments, *replies: str | Reply, of: Mapping[str, Any] | None = None
+    environments: NemoGymHost, *replies: str | Reply, of: Mapping[str, Any] | None = None
 ) -> tuple[list[Feedback], Any]:
     """What each reply is answered by, and the reward."""
 
@@ -84,7 +84,7 @@ def played(
 
 
 def test_an_episode_is_a_session_and_its_end_is_verified(
-    server: ResourceServer, environments: Callable[..., NemoGymEnvironments]
+    server: ResourceServer, environments: Callable[..., NemoGymHost]
 ) -> None:
     (first, second, last), reward = played(
         environments(), f"<think>two</think>Let me. {call('add', count=2)}", call("count") + call("cuont"), "It is 3."
@@ -135,7 +135,7 @@ def test_what_is_verified_is_a_response_of_the_api() -> None:
     assert read.incomplete_details is not None
 
 
-def test_errors_of_a_tool_are_results(server: ResourceServer, environments: Callable[..., NemoGymEnvironments]) -> None:
+def test_errors_of_a_tool_are_results(server: ResourceServer, environments: Callable[..., NemoGymHost]) -> None:
     async def broken(request: web.Request) -> web.Response:
         return web.json_response("KeyError('x')", status=500)
 
@@ -153,7 +153,7 @@ def test_errors_of_a_tool_are_results(server: ResourceServer, environments: Call
 
 
 def test_calls_of_the_last_reply_are_made_and_those_of_one_that_was_cut_are_not(
-    server: ResourceServer, environments: Callable[..., NemoGymEnvironments]
+    server: ResourceServer, environments: Callable[..., NemoGymHost]
 ) -> None:
     add = call("add", count=2)
     _, reward = played(environments(), Reply(add, add, is_last=True))
@@ -166,7 +166,7 @@ def test_calls_of_the_last_reply_are_made_and_those_of_one_that_was_cut_are_not(
 
 
 def rollouter(
-    environments: NemoGymEnvironments, says: Callable[[str, int], str], max_length: int = 6000, **settings: Any
+    environments: NemoGymHost, says: Callable[[str, int], str], max_length: int = 6000, **settings: Any
 ) -> Rollouter:
     """says: a reply by the prompt and the number of results in it."""
     end = CHATML.convert_tokens_to_ids("<|im_end|>")
@@ -182,7 +182,7 @@ def rollouter(
 
 @pytest.mark.parametrize("repeatable", [True, False])
 def test_fifty_episodes_side_by_side_never_meet_in_a_session(
-    server: ResourceServer, environments: Callable[..., NemoGymEnvironments], repeatable: bool
+    server: ResourceServer, environments: Callable[..., NemoGymHost], repeatable: bool
 ) -> None:
     """Each adds its own number twice to a start of its own; every other one expects something else."""
     server.slow = True
@@ -205,7 +205,7 @@ def test_fifty_episodes_side_by_side_never_meet_in_a_session(
 
 
 def test_an_episode_without_room_for_another_reply_is_verified_too(
-    server: ResourceServer, environments: Callable[..., NemoGymEnvironments]
+    server: ResourceServer, environments: Callable[..., NemoGymHost]
 ) -> None:
     own = environments()
     (prompt,) = to_prompts(rows_to_play([row(start=1, expected=3)], own), CHATML, max_tokens=2000)
@@ -273,7 +273,7 @@ def _answers(body: Any = b"", **settings: Any) -> Any:
 )  # fmt: skip
 def test_what_a_server_does_wrong_fails_the_episode(
     server: ResourceServer,
-    environments: Callable[..., NemoGymEnvironments],
+    environments: Callable[..., NemoGymHost],
     path: str,
     handler: Any,
     problem: str,
@@ -286,7 +286,7 @@ def test_what_a_server_does_wrong_fails_the_episode(
 
 
 def test_a_reward_that_no_float_holds_fails_its_episode_alone(
-    server: ResourceServer, environments: Callable[..., NemoGymEnvironments]
+    server: ResourceServer, environments: Callable[..., NemoGymHost]
 ) -> None:
     async def verify(request: web.Request) -> web.Response:
         body = await request.json()
@@ -304,7 +304,7 @@ def test_a_reward_that_no_float_holds_fails_its_episode_alone(
 
 
 def test_only_requests_without_effect_are_sent_again(
-    server: ResourceServer, environments: Callable[..., NemoGymEnvironments]
+    server: ResourceServer, environments: Callable[..., NemoGymHost]
 ) -> None:
     statuses = iter([503, 429, 200])
     sent = []
@@ -329,7 +329,7 @@ def test_only_requests_without_effect_are_sent_again(
 
 
 def test_addresses_and_headers_come_from_variables(
-    server: ResourceServer, environments: Callable[..., NemoGymEnvironments], monkeypatch: pytest.MonkeyPatch
+    server: ResourceServer, environments: Callable[..., NemoGymHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
 
@@ -359,7 +359,7 @@ def test_addresses_and_headers_come_from_variables(
     ],
 )  # fmt: skip
 def test_rows_that_cannot_be_played_are_refused_before_anything_is_sampled(
-    environments: Callable[..., NemoGymEnvironments], given: Any, settings: dict[str, Any], problem: str
+    environments: Callable[..., NemoGymHost], given: Any, settings: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(StageError, match=problem):
         list(rows_to_play([given], environments(**settings)))

@@ -15,7 +15,7 @@ from aiohttp import WSMsgType, web
 
 from rlhf_core.config.environments.environments import FunctionEnvironment
 from rlhf_core.environments import Feedback, Reply
-from rlhf_core.environments.function import FunctionEnvironments
+from rlhf_core.environments.function import FunctionHost
 from rlhf_core.errors import EpisodeError
 from tests.rlhf_core.environments.resource_server import served
 
@@ -48,18 +48,18 @@ async def session(request: web.Request) -> web.StreamResponse:
 
 
 @pytest.fixture
-def environments(tmp_path: Path) -> Iterator[FunctionEnvironments]:
+def environments(tmp_path: Path) -> Iterator[FunctionHost]:
     found = re.search(r"^```python\n(# openenv_game\.py\n.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert found is not None
     file = tmp_path / "openenv_game.py"
     file.write_text(found[1])
     with served("GET", "/ws", session) as url:
         config = FunctionEnvironment(type="function", path=file.name, function="Game", options={"url": f"{url}/ws"})
-        with closing(FunctionEnvironments(config, file)) as opened:
+        with closing(FunctionHost(config, file)) as opened:
             yield opened
 
 
-def test_episodes_are_sessions_of_the_server(environments: FunctionEnvironments) -> None:
+def test_episodes_are_sessions_of_the_server(environments: FunctionHost) -> None:
     async def play() -> list[Any]:
         with closing(environments.new()) as first, closing(environments.new()) as second:
             said = [await first.reset({}, 1), await second.reset({}, 2)]

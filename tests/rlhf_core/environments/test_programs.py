@@ -13,8 +13,8 @@ import pytest
 
 from rlhf_core.chat.encoding import Tokenizer, stop_token_ids
 from rlhf_core.config.environments.environments import AgentEnvironment, ExecutorEnvironment
-from rlhf_core.environments.agents.agent import AgentEnvironments
-from rlhf_core.environments.agents.executor import ExecutorEnvironments
+from rlhf_core.environments.agents.agent import AgentHost
+from rlhf_core.environments.agents.executor import ExecutorHost
 from rlhf_core.episodes.episode import EpisodeRules
 from rlhf_core.episodes.programs import play_program
 from rlhf_core.errors import EpisodeError, RecipeError
@@ -35,7 +35,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def agents(tokenizer: Tokenizer) -> Iterator[AgentEnvironments]:
+def agents(tokenizer: Tokenizer) -> Iterator[AgentHost]:
     given = {
         "type": "agent",
         "path": "playing.py",
@@ -43,15 +43,15 @@ def agents(tokenizer: Tokenizer) -> Iterator[AgentEnvironments]:
         "options": {"price": 0.5},
         "timeout_seconds": 4,
     }
-    environments = AgentEnvironments(AgentEnvironment.model_validate(given), FILE, tokenizer)
+    environments = AgentHost(AgentEnvironment.model_validate(given), FILE, tokenizer)
     yield environments
     environments.close()
 
 
 @pytest.fixture(scope="module")
-def executors() -> Iterator[ExecutorEnvironments]:
+def executors() -> Iterator[ExecutorHost]:
     given = {"type": "executor", "path": "playing.py", "function": "executor", "timeout_seconds": 4}
-    environments = ExecutorEnvironments(ExecutorEnvironment.model_validate(given), FILE)
+    environments = ExecutorHost(ExecutorEnvironment.model_validate(given), FILE)
     yield environments
     environments.close()
 
@@ -92,7 +92,7 @@ def played(made: Trajectory | str) -> Trajectory:
     return made
 
 
-def test_an_agent_earns_what_it_returns(agents: AgentEnvironments, tokenizer: Tokenizer) -> None:
+def test_an_agent_earns_what_it_returns(agents: AgentHost, tokenizer: Tokenizer) -> None:
     fine, delegates = map(played, play(agents, tokenizer, "fine", "delegates"))
     assert (fine.environment_reward, fine.turns, fine.completion, fine.branches) == (2.5, 1, "abc", ())
     assert tokenizer.decode(fine.token_ids) == "<user>user:a?<assistant>abc<eos>"
@@ -105,7 +105,7 @@ def test_an_agent_earns_what_it_returns(agents: AgentEnvironments, tokenizer: To
 
 def test_a_function_that_blocks_holds_up_no_other(tokenizer: Tokenizer) -> None:
     given = {"type": "agent", "path": "playing.py", "function": "blocking_agent"}
-    environments = AgentEnvironments(AgentEnvironment.model_validate(given), FILE, tokenizer)
+    environments = AgentHost(AgentEnvironment.model_validate(given), FILE, tokenizer)
     made = play(environments, tokenizer, "x", "y")
     environments.close()
     assert [played(each).environment_reward for each in made] == [3, 3]
@@ -113,7 +113,7 @@ def test_a_function_that_blocks_holds_up_no_other(tokenizer: Tokenizer) -> None:
 
 def test_waiting_for_replies_does_not_count(tokenizer: Tokenizer) -> None:
     given = {"type": "agent", "path": "playing.py", "function": "agent", "timeout_seconds": 3}
-    environments = AgentEnvironments(AgentEnvironment.model_validate(given), FILE, tokenizer)
+    environments = AgentHost(AgentEnvironment.model_validate(given), FILE, tokenizer)
     made = play(environments, tokenizer, "slow", "fine")
     environments.close()
     assert [played(each).turns for each in made] == [2, 1]
@@ -133,7 +133,7 @@ def test_waiting_for_replies_does_not_count(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_an_agent_that_fails_is_named_and_touches_no_other(
-    agents: AgentEnvironments, tokenizer: Tokenizer, answer: str, problem: str
+    agents: AgentHost, tokenizer: Tokenizer, answer: str, problem: str
 ) -> None:
     first, failing, last = play(agents, tokenizer, "fine", answer, "fine")
     assert played(first).environment_reward == played(last).environment_reward == 2.5
@@ -142,14 +142,14 @@ def test_an_agent_that_fails_is_named_and_touches_no_other(
     assert problem in failing
 
 
-def test_what_an_agent_leaves_ends_with_it(agents: AgentEnvironments, tokenizer: Tokenizer) -> None:
+def test_what_an_agent_leaves_ends_with_it(agents: AgentHost, tokenizer: Tokenizer) -> None:
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     (made,) = play(agents, tokenizer, "leaves")
     assert (played(made).turns, played(made).environment_reward) == (1, 0.5)
     wait_until(lambda: {process.pid for process in psutil.Process().children(recursive=True)} <= before)
 
 
-def test_an_executor_plays_on_tokens(executors: ExecutorEnvironments, tokenizer: Tokenizer) -> None:
+def test_an_executor_plays_on_tokens(executors: ExecutorHost, tokenizer: Tokenizer) -> None:
     fine, chooses, bounded = map(played, play(executors, tokenizer, "fine", "chooses", "asks_too_much"))
     assert tokenizer.decode(fine.token_ids) == "<user>user:a?<assistant>abc<eos>ba"
     assert fine.loss_mask.sum() == 5
@@ -169,7 +169,7 @@ def test_an_executor_plays_on_tokens(executors: ExecutorEnvironments, tokenizer:
     ],
 )
 def test_an_executor_that_fails_is_named(
-    executors: ExecutorEnvironments, tokenizer: Tokenizer, answer: str, problem: str
+    executors: ExecutorHost, tokenizer: Tokenizer, answer: str, problem: str
 ) -> None:
     failing, fine = play(executors, tokenizer, answer, "fine")
     assert played(fine).environment_reward == 0.25
@@ -184,4 +184,4 @@ def test_an_executor_that_fails_is_named(
 def test_what_is_no_agent_is_refused(tokenizer: Tokenizer, function: str, problem: str) -> None:
     given = {"type": "agent", "path": "playing.py", "function": function}
     with pytest.raises(RecipeError, match=problem):
-        AgentEnvironments(AgentEnvironment.model_validate(given), FILE, tokenizer)
+        AgentHost(AgentEnvironment.model_validate(given), FILE, tokenizer)

@@ -21,7 +21,7 @@ from rlhf_core.contract import StageContext
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.environments import Feedback, Reply, open_environments, rows_to_play
 from rlhf_core.environments.function import FunctionTools
-from rlhf_core.environments.tools.tools import ToolEnvironments
+from rlhf_core.environments.tools.tools import ToolHost
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
 from rlhf_core.rollout.inline import InlineEngines
@@ -51,10 +51,10 @@ def context(folder: Path) -> StageContext:
 
 
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolEnvironments]:
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolHost]:
     config = ToolsEnvironment.model_validate(SETTINGS)
     with open_environments(config, context(tmp_path_factory.mktemp("work")), CHATML) as environments:
-        assert isinstance(environments, ToolEnvironments)
+        assert isinstance(environments, ToolHost)
         yield environments
 
 
@@ -62,7 +62,7 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def played(tools: ToolEnvironments, *replies: str) -> list[Feedback]:
+def played(tools: ToolHost, *replies: str) -> list[Feedback]:
     async def play() -> list[Feedback]:
         with closing(tools.new()) as episode:
             await episode.reset(ROW, 0)
@@ -72,7 +72,7 @@ def played(tools: ToolEnvironments, *replies: str) -> list[Feedback]:
 
 
 @pytest.mark.slow("a process imports vLLM's parsers")
-def test_the_schemas_of_all_tools(tools: ToolEnvironments) -> None:
+def test_the_schemas_of_all_tools(tools: ToolHost) -> None:
     functions = {schema["function"]["name"]: schema["function"] for schema in tools.tools}
     assert list(functions) == ["python", "hang", "put", "total"]
     assert functions["put"] == {
@@ -90,7 +90,7 @@ def test_the_schemas_of_all_tools(tools: ToolEnvironments) -> None:
     }
 
 
-def test_an_episode_ends_with_the_first_reply_without_a_call(tools: ToolEnvironments) -> None:
+def test_an_episode_ends_with_the_first_reply_without_a_call(tools: ToolHost) -> None:
     first, second, last = played(
         tools,
         f"Let me see. {call('python', code='2 * 21')}",
@@ -120,16 +120,14 @@ def test_an_episode_ends_with_the_first_reply_without_a_call(tools: ToolEnvironm
         (call("put", thing="x" * 99), "new " + "x" * 56 + "\n[cut: 103 characters]", None),
     ],
 )
-def test_what_is_wrong_with_a_call_is_its_result(
-    tools: ToolEnvironments, reply: str, text: str, counted: str | None
-) -> None:
+def test_what_is_wrong_with_a_call_is_its_result(tools: ToolHost, reply: str, text: str, counted: str | None) -> None:
     (feedback,) = played(tools, reply)
     assert feedback.messages[0]["content"].startswith(text[: 60 if counted else None])
     assert feedback.metrics == {"tool_calls": 1} | ({counted: 1} if counted else {})
     assert not feedback.done
 
 
-def test_malformed_replies_are_told_and_the_last_one_ends_the_episode(tools: ToolEnvironments) -> None:
+def test_malformed_replies_are_told_and_the_last_one_ends_the_episode(tools: ToolHost) -> None:
     first, call_between, second = played(tools, "<tool_call>{oops</tool_call>", call("total"), "<tool_call>nothing")
     assert first == Feedback(
         [{"role": "tool", "content": "Error: this call cannot be read"}], metrics={"malformed_replies": 1}
@@ -138,7 +136,7 @@ def test_malformed_replies_are_told_and_the_last_one_ends_the_episode(tools: Too
     assert (second.done, second.metrics) == (True, {"malformed_replies": 1})
 
 
-def test_a_reply_that_nothing_can_follow_is_not_run(tools: ToolEnvironments) -> None:
+def test_a_reply_that_nothing_can_follow_is_not_run(tools: ToolHost) -> None:
     async def play() -> list[Any]:
         with closing(tools.new()) as episode:
             await episode.reset(ROW, 0)
@@ -150,7 +148,7 @@ def test_a_reply_that_nothing_can_follow_is_not_run(tools: ToolEnvironments) -> 
     assert total.messages[0]["content"] == '{"things": ["b"], "costs": 3}'
 
 
-def test_only_what_the_policy_sampled_is_trained(tools: ToolEnvironments) -> None:
+def test_only_what_the_policy_sampled_is_trained(tools: ToolHost) -> None:
     """Through the rollouter: calls, results and masks as tokens."""
     eos = CHATML.convert_tokens_to_ids("<|im_end|>")
     says = [call("python", code="3 * 4"), call("put", thing="pen"), "12"]

@@ -17,8 +17,8 @@ from rlhf_core.chat.tokenizers import word_level_tokenizer
 from rlhf_core.config.environments.environments import Retry
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.data.prompts import to_prompts
-from rlhf_core.environments import Environment, EpisodeEnvironment, Feedback, Reply
-from rlhf_core.environments.opening import OwnEnvironment, OwnEnvironments
+from rlhf_core.environments import Environment, Feedback, Reply
+from rlhf_core.environments.opening import InProcessHost
 from rlhf_core.environments.retry import RetryEnvironment
 from rlhf_core.environments.single_turn import SingleTurnEnvironment
 from rlhf_core.episodes.episode import Episode, EpisodeRules
@@ -57,7 +57,7 @@ class Says(Environment):
     def __init__(self, *feedback: Any) -> None:
         self._feedback = iter(feedback)
 
-    def step(self, reply: str) -> Feedback:
+    async def step(self, reply: Reply) -> Feedback:
         said = next(self._feedback)
         if isinstance(said, Exception):
             raise said
@@ -80,7 +80,7 @@ def episode(
 ) -> Begun:
     (prompt,) = to_prompts([ROW], tokenizer, max_tokens=60)
     rules = EpisodeRules(tokenizer, max_turns, max_length, 4, "says")
-    begun = Begun(prompt, OwnEnvironment(lambda: environment), rules)
+    begun = Begun(prompt, environment, rules)
     asyncio.run(begun.begin(seed=0))
     return begun
 
@@ -246,7 +246,7 @@ def test_an_environment_that_fails_is_named_with_the_row_and_the_turn(said: Any,
 
 def test_an_environment_bounds_the_next_reply() -> None:
     class Asks(Says):
-        def reset(self, row: Mapping[str, Any]) -> Feedback:
+        async def reset(self, row: Mapping[str, Any], seed: int) -> Feedback:
             return Feedback(row["prompt"], max_tokens=2)
 
     ours = episode(Asks(user("no", max_tokens=1), user("no"), Feedback(done=True)))
@@ -264,27 +264,22 @@ def test_an_environment_bounds_the_next_reply() -> None:
 
 def test_the_engine_is_asked_for_no_more_than_the_environment_wants() -> None:
     class Asks(RetryEnvironment):
-        def reset(self, row: Mapping[str, Any]) -> Feedback:
-            return Feedback(super().reset(row), max_tokens=2)
+        async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
+            return Feedback(await super().reset(row, seed), max_tokens=2)
 
     of_run = config()
     engine = ScriptedEngine(lambda *_: [WORDS.convert_tokens_to_ids("x")] * 4, max_length=64)
-    environments = OwnEnvironments(of_run.environment, Asks)
+    environments = InProcessHost(of_run.environment, Asks)
     ours = RolloutSampler(of_run, Rollouter(InlineEngines(engine), WORDS, of_run.rollout, environments), 0)
     (made,) = ours.sample(to_prompts([ROW], WORDS, max_tokens=60), step=1)
     assert [(t.num_sampled_tokens, t.finish_reason) for t in made] == [(2, "length")] * 2
 
 
 def test_an_environment_may_take_so_many_seconds_in_all_turns_together() -> None:
-    class Waits(EpisodeEnvironment):
-        async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
-            return row["prompt"]
-
+    class Waits(Environment):
         async def step(self, reply: Reply) -> Any:
             await asyncio.sleep(0.3 if reply.text == "x" else 1000)
             return user("no")
-
-        def close(self) -> None: ...
 
     def play(*replies: str, seconds: float) -> None:
         (prompt,) = to_prompts([ROW], WORDS, max_tokens=60)
@@ -307,7 +302,7 @@ def test_an_environment_may_take_so_many_seconds_in_all_turns_together() -> None
 
 def test_an_environment_may_ask_something_else_than_the_row() -> None:
     class Asks(Says):
-        def reset(self, row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        async def reset(self, row: Mapping[str, Any], seed: int) -> Sequence[Mapping[str, Any]]:
             return [{"role": "user", "content": f"{row['answer']}?"}]
 
     ours = episode(Asks(Feedback(done=True)))
@@ -322,7 +317,7 @@ def test_an_environment_may_ask_something_else_than_the_row() -> None:
 def sampler(script: Callable[[Sequence[int], int | None], Sequence[int]], **settings: Any) -> RolloutSampler:
     of_run = config(**settings)
     implementation = RetryEnvironment if isinstance(of_run.environment, Retry) else SingleTurnEnvironment
-    environments = OwnEnvironments(of_run.environment, implementation)
+    environments = InProcessHost(of_run.environment, implementation)
     engines = InlineEngines(ScriptedEngine(script, max_length=64))
     return RolloutSampler(of_run, Rollouter(engines, WORDS, of_run.rollout, environments), 0)
 

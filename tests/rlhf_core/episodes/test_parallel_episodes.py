@@ -14,11 +14,11 @@ from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.config.environments.environments import ByRow, ExecutorEnvironment, FunctionEnvironment, ToolsEnvironment
 from rlhf_core.config.environments.tools import FunctionTool
 from rlhf_core.data.prompts import to_prompts
-from rlhf_core.environments import Environments, rows_to_play
-from rlhf_core.environments.agents.executor import ExecutorEnvironments
-from rlhf_core.environments.by_row import EnvironmentsByRow
-from rlhf_core.environments.function import FunctionEnvironments, FunctionTools
-from rlhf_core.environments.tools.tools import ToolEnvironments
+from rlhf_core.environments import EnvironmentHost, rows_to_play
+from rlhf_core.environments.agents.executor import ExecutorHost
+from rlhf_core.environments.by_row import HostByRow
+from rlhf_core.environments.function import FunctionHost, FunctionTools
+from rlhf_core.environments.tools.tools import ToolHost
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
@@ -79,12 +79,12 @@ def of_code(kind: str, file: Path, settings: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, "path": file.name, "options": options, "parallel_episodes": AT_A_TIME, **settings}
 
 
-def of_function(file: Path, **settings: Any) -> Environments:
+def of_function(file: Path, **settings: Any) -> EnvironmentHost:
     given = of_code("function", file, settings)
-    return FunctionEnvironments(FunctionEnvironment.model_validate(given), file)
+    return FunctionHost(FunctionEnvironment.model_validate(given), file)
 
 
-def of_tools(file: Path) -> Environments:
+def of_tools(file: Path) -> EnvironmentHost:
     tool = {"type": "function", "path": file.name, "function": "Tools", "options": {"folder": str(file.parent)}}
     given = {"type": "tools", "tools": {"own": tool}, "parser": "any", "parallel_episodes": AT_A_TIME}
     config = ToolsEnvironment.model_validate(given)
@@ -93,22 +93,22 @@ def of_tools(file: Path) -> Environments:
     parser: Any = NoCalls()
     opened = ExitStack()
     toolset = opened.enter_context(closing(FunctionTools(own, file)))
-    return ToolEnvironments(config, [toolset], parser, opened)
+    return ToolHost(config, [toolset], parser, opened)
 
 
-def of_executor(file: Path, **settings: Any) -> Environments:
+def of_executor(file: Path, **settings: Any) -> EnvironmentHost:
     given = of_code("executor", file, settings)
-    return ExecutorEnvironments(ExecutorEnvironment.model_validate(given), file)
+    return ExecutorHost(ExecutorEnvironment.model_validate(given), file)
 
 
-def by_row(file: Path) -> Environments:
+def by_row(file: Path) -> EnvironmentHost:
     choice = {"type": "function", "path": file.name}
     config = ByRow.model_validate({"type": "by_row", "choices": {"hosted": choice, "plain": {"type": "single_turn"}}})
     opened = ExitStack()
-    return EnvironmentsByRow(config, {"hosted": opened.enter_context(closing(of_function(file)))}, opened)
+    return HostByRow(config, {"hosted": opened.enter_context(closing(of_function(file)))}, opened)
 
 
-def played(environments: Environments, *, repeatable: bool, episodes: int = EPISODES) -> list[Trajectory]:
+def played(environments: EnvironmentHost, *, repeatable: bool, episodes: int = EPISODES) -> list[Trajectory]:
     rows = [
         {"id": str(n), "prompt": [{"role": "user", "content": "a?"}], "environment": "hosted"} for n in range(episodes)
     ]
@@ -124,7 +124,7 @@ def played(environments: Environments, *, repeatable: bool, episodes: int = EPIS
     ("made", "repeatable"),
     [(of_function, False), (of_function, True), (of_tools, False), (by_row, True), (of_executor, False)],
 )
-def test_no_more_are_played_at_a_time(made: Callable[[Path], Environments], repeatable: bool, file: Path) -> None:
+def test_no_more_are_played_at_a_time(made: Callable[[Path], EnvironmentHost], repeatable: bool, file: Path) -> None:
     with closing(made(file)) as environments:
         trajectories = played(environments, repeatable=repeatable)
     assert [trajectory.prompt.id for trajectory in trajectories] == [str(n) for n in range(EPISODES)]
@@ -134,7 +134,7 @@ def test_no_more_are_played_at_a_time(made: Callable[[Path], Environments], repe
 
 @pytest.mark.parametrize(("made", "limit"), [(of_function, "episode_seconds"), (of_executor, "timeout_seconds")])
 def test_waiting_for_others_does_not_count_as_time_of_an_episode(
-    made: Callable[..., Environments], limit: str, file: Path
+    made: Callable[..., EnvironmentHost], limit: str, file: Path
 ) -> None:
     with closing(made(file, parallel_episodes=1, options={"seconds": 1.2}, **{limit: 3})) as environments:
         assert len(played(environments, repeatable=False, episodes=3)) == 3  # the last one begins after 2.4 s

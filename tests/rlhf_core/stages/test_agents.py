@@ -22,7 +22,7 @@ from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.contract import Input
-from rlhf_core.environments import Environments, EpisodeProgram
+from rlhf_core.environments import EnvironmentHost, Program
 from rlhf_core.environments.agents.openai_server import OpenAIServer
 from rlhf_core.environments.agents.program import Outcome, Policy
 from rlhf_core.episodes.rollouter import Rollouter, Start
@@ -176,7 +176,7 @@ class Recording(TorchEngine):
         return completions
 
 
-class RandomAgent(EpisodeProgram):
+class RandomAgent(Program):
     """Continues any of its conversations, begins others, changes what was said, and asks several things at a time."""
 
     def __init__(self, server: OpenAIServer) -> None:
@@ -219,7 +219,7 @@ class RandomAgent(EpisodeProgram):
             self._known.append([*messages, message])
 
 
-class RandomAgents(Environments):
+class RandomAgentHost(EnvironmentHost):
     name, max_turns, tolerated_failures = "random", 20, 0.0
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class RandomAgents(Environments):
 def random_episodes(model: Input, tokenizer: Tokenizer) -> tuple[list[Trajectory], Recording]:
     engine = Recording(model.folder)
     config = VllmEngineConfig(max_length=250, repeatable=False)
-    rollouter = Rollouter(InlineEngines(engine), tokenizer, config, RandomAgents())
+    rollouter = Rollouter(InlineEngines(engine), tokenizer, config, RandomAgentHost())
     prompt = Prompt("row", "a", (1,), {"id": "row", "prompt": []})
 
     def start(number: int) -> Start:

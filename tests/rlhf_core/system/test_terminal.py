@@ -44,7 +44,7 @@ from rlhf_core.config.environments.environments import FunctionEnvironment
 from rlhf_core.config.rewards.rewards import FunctionReward
 from rlhf_core.config.environments.tools import FunctionTool
 from rlhf_core.environments.base import Reply
-from rlhf_core.environments.function import FunctionEnvironments, FunctionTools
+from rlhf_core.environments.function import FunctionHost, FunctionTools
 from rlhf_core.errors import StageError
 from rlhf_core.rewards.function import RewardFunction
 from rlhf_core.system.terminal import lent_terminal
@@ -71,7 +71,7 @@ async def called(tools):
 with lent_terminal() if sys.argv[1] == "lent" else nullcontext():
     try:
         print("rewards", RewardFunction(FunctionReward(**FILE), HERE)(["a"], ["b"], [{}]).rewards)
-        print("episodes", asyncio.run(played(FunctionEnvironments(FunctionEnvironment(**FILE), HERE))))
+        print("episodes", asyncio.run(played(FunctionHost(FunctionEnvironment(**FILE), HERE))))
         print("tool", asyncio.run(called(FunctionTools(FunctionTool(**FILE, function="twice"), HERE))))
     except StageError as error:
         print("failed", error)

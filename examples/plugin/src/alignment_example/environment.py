@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
 from rlhf_core.config.environments.environments import EnvironmentConfig, EnvironmentEntry
-from rlhf_core.environments.base import Environment, Feedback, Message
+from rlhf_core.environments.base import Environment, Feedback, Reply
 
 
 class GuessConfig(EnvironmentConfig):
@@ -25,14 +25,14 @@ class Guess(Environment):
         self._price = config.price
         self._letter = ""
 
-    def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
         self._letter = row["answer"]
-        return super().reset(row)
+        return await super().reset(row, seed)
 
-    def step(self, reply: str) -> Feedback:
-        if reply == self._letter:
+    async def step(self, reply: Reply) -> Feedback:
+        if reply.text == self._letter:
             return Feedback(reward=1.0, done=True)
-        hint = "up" if reply < self._letter else "down"
+        hint = "up" if reply.text < self._letter else "down"
         return Feedback([{"role": "user", "content": hint}], reward=-self._price, metrics={"wrong_guesses": 1})
 
 
