@@ -46,19 +46,19 @@ class Collective:
         expected = iter(manifest.layout.items())
         with self._group(0, manifest.version) as group:
             for name, tensor in weights:
-                self._require_announced(name, tensor, next(expected, None))
-                self._broadcast(group, tensor.detach().to(self._device).contiguous(), manifest.version)
+                _require_announced(name, tensor, next(expected, None))
+                group.broadcast(tensor.detach().to(self._device).contiguous())
             if (missing := next(expected, None)) is not None:
                 raise WeightSyncError(f"the weights end before `{missing[0]}`, which was announced")
-            self._meet(group, manifest.version)
+            group.meet()
 
     def receive(self, manifest: WeightManifest, worker: int = 0) -> Iterator[tuple[str, Tensor]]:
         with self._group(1 + self.engine * self.workers + worker, manifest.version) as group:
             for name, announced in manifest.layout.items():
                 tensor = torch.empty(announced.shape, dtype=announced.dtype, device=self._device)
-                self._broadcast(group, tensor, manifest.version)
+                group.broadcast(tensor)
                 yield name, tensor
-            self._meet(group, manifest.version)
+            group.meet()
 
     def for_engine(self, index: int) -> Collective:
         return replace(self, engine=index)
@@ -70,56 +70,67 @@ class Collective:
     def _device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device()) if self.backend == "nccl" else torch.device("cpu")
 
-    @property
-    def _timeout(self) -> timedelta:
-        return timedelta(seconds=self.timeout_seconds)
-
     @contextmanager
-    def _group(self, rank: int, version: int) -> Iterator[Any]:
-        """Of all ends, once all are there."""
-        host, _, port = self.address.rpartition(":")
-        size = 1 + self.engines * self.workers
-        with self._explained(version):
-            store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=self._timeout)
-            make = _gloo_group if self.backend == "gloo" else _nccl_group
-            group = make(store, rank, size, self._timeout, interface_towards(self.address))
+    def _group(self, rank: int, version: int) -> Iterator[_Group]:
+        group = _Group(self, rank, version)
         try:
             yield group
         except BaseException:
-            group.abort()
+            group.close(abort=True)
             raise
-        group.shutdown()
+        group.close()
 
-    def _broadcast(self, group: Any, tensor: Tensor, version: int) -> None:
+
+class _Group:
+    """All ends of one broadcast, once all are there."""
+
+    def __init__(self, transport: Collective, rank: int, version: int) -> None:
+        self._version, self._seconds = version, transport.timeout_seconds
+        self._timeout, self._device = timedelta(seconds=transport.timeout_seconds), transport._device
+        host, _, port = transport.address.rpartition(":")
+        size = 1 + transport.engines * transport.workers
+        make = _gloo_group if transport.backend == "gloo" else _nccl_group
+        with self._explained():
+            store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=self._timeout)
+            self._group: Any = make(store, rank, size, self._timeout, interface_towards(transport.address))
+
+    def broadcast(self, tensor: Tensor) -> None:
         """As bytes, which every backend sends. tensor: contiguous."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         if tensor.numel():
-            with self._explained(version):
-                group.broadcast([tensor.flatten().view(torch.uint8)], options).wait(self._timeout)
+            with self._explained():
+                self._group.broadcast([tensor.flatten().view(torch.uint8)], options).wait(self._timeout)
 
-    def _meet(self, group: Any, version: int) -> None:
+    def meet(self) -> None:
         """Wait until all have all."""
-        self._broadcast(group, torch.zeros(1, dtype=torch.uint8, device=self._device), version)
-        with self._explained(version):
-            group.allreduce([torch.zeros(1, device=self._device)], dist.AllreduceOptions()).wait(self._timeout)
+        with self._explained():
+            self._group.allreduce([torch.zeros(1, device=self._device)], dist.AllreduceOptions()).wait(self._timeout)
+
+    def close(self, *, abort: bool = False) -> None:
+        """gloo closes its connections when nothing refers to the group; what an error refers to is this object."""
+        group, self._group = self._group, None
+        if abort:
+            group.abort()
+        else:
+            group.shutdown()
 
     @contextmanager
-    def _explained(self, version: int) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:  # torch's of a lost connection, of a timeout, of NCCL
             raise TransportError(
-                f"version {version} did not travel: another process of its broadcast has failed, or was not there "
-                f"within {self.timeout_seconds:g} s ({reason_of(error)})"
+                f"version {self._version} did not travel: another process of its broadcast has failed, or was not "
+                f"there within {self._seconds:g} s ({reason_of(error)})"
             ) from error
 
-    @staticmethod
-    def _require_announced(name: str, tensor: Tensor, expected: tuple[str, Tensor] | None) -> None:
-        kind = (name, tensor.dtype, tuple(tensor.shape))
-        announced = None if expected is None else (expected[0], expected[1].dtype, tuple(expected[1].shape))
-        if kind != announced:
-            raise WeightSyncError(f"the weights have {kind} where {announced} was announced")
+
+def _require_announced(name: str, tensor: Tensor, expected: tuple[str, Tensor] | None) -> None:
+    kind = (name, tensor.dtype, tuple(tensor.shape))
+    announced = None if expected is None else (expected[0], expected[1].dtype, tuple(expected[1].shape))
+    if kind != announced:
+        raise WeightSyncError(f"the weights have {kind} where {announced} was announced")
 
 
 def _gloo_group(store: Any, rank: int, size: int, timeout: timedelta, interface: str | None) -> Any:
