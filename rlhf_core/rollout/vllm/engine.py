@@ -223,19 +223,16 @@ class VllmEngine(RolloutEngine):
     def _load_adapter(self, transport: Transport, version: int) -> None:
         from vllm.lora.request import LoRARequest
 
-        if not isinstance(transport, SharedFolder):
-            raise WeightSyncError(f"version {version} is no folder, which is all that vLLM loads adapters from")
-        folder = transport.folder
-        if not (folder / "adapter_config.json").is_file():
-            raise WeightSyncError(f"version {version} is no adapter, but this engine serves LoRA adapters")
+        if not isinstance(transport, SharedFolder) or not (transport.folder / "adapter_config.json").is_file():
+            raise WeightSyncError(f"version {version} is no adapter in a folder, which is all that this engine serves")
         # A new id for each version: vLLM keeps what it loaded under an id and never looks at the folder again.
         number = 1 if self._adapter is None else self._adapter.lora_int_id + 1
-        adapter = LoRARequest(f"version-{version}", number, str(folder))
+        adapter = LoRARequest(f"version-{version}", number, str(transport.folder))
         if self._adapter is not None:
             self._llm.llm_engine.remove_lora(self._adapter.lora_int_id)
         if not self._llm.llm_engine.add_lora(adapter):
             raise WeightSyncError(f"vLLM did not take the adapter of version {version}")
-        self._llm.collective_rpc("remember_adapter", args=(str(folder),))
+        self._llm.collective_rpc("remember_adapter", args=(str(transport.folder),))
         self._adapter = adapter
 
     def _check_tensors(self, manifest: WeightManifest) -> None:
