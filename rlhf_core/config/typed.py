@@ -47,7 +47,7 @@ class TypedConfig(Config):
         if isinstance(raw, cls):
             return raw
         written = raw.get("type") if isinstance(raw, Mapping) else None
-        kind = cls.default_type if written is None and isinstance(raw, Mapping) else written
+        kind = cls.default_type if written is None else written
         if isinstance(kind, str) and kind in classes:
             try:
                 return classes[kind].model_validate_json(json.dumps(raw))

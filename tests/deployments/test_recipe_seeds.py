@@ -18,9 +18,10 @@ from rlhf_core.stages.table import STAGES
 
 # Recipes that have every stage between them.
 TOP = "{stage: top_logprobs, dataset: conversations, max_length: 64}"
+SCORED = "scored={stage: score, dataset: sampled, rewards: {short: {type: verifier}}, max_length: 96}"
 RECIPES = {
     "tiny": ("rl.algorithm=ppo", "data.prompts.shuffle=false"),
-    "tiny-best-of-n": ("judged={stage: unpaired, dataset: sampled, threshold: 0.5}",),
+    "tiny-best-of-n": ("judged={stage: unpaired, dataset: sampled, threshold: 0.5}", SCORED),
     "tiny-conditional": (),
     "tiny-distillation": (f"top={TOP}",),
     "tiny-kto": (),

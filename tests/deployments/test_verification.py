@@ -49,7 +49,7 @@ def test_damage_is_shown_asked_about_taken_out_of_use_and_computed_again_by_the_
         assert "other content" in found.output
         assert "error: 1 object damaged: `alignment repair` takes" in found.output
     unanswered = runner.invoke(app, ["repair"], input="")
-    assert (unanswered.exit_code, "nothing was changed: give --yes" in unanswered.output) == (1, True)
+    assert (unanswered.exit_code, "stdin is closed: pass --yes. Nothing was changed." in unanswered.output) == (1, True)
     for arguments, answer in ((["--dry-run"], ""), ([], "n\n")):
         done = runner.invoke(app, ["repair", *arguments], input=answer)
         assert done.exit_code == 0

@@ -23,7 +23,7 @@ from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.transport.base import WeightManifest, digested
 from rlhf_core.rollout.transport.collective import Collective
 
-SECONDS = 6.0  # that a process is waited for
+SECONDS = 12.0  # that a process is waited for
 FAULTS = (
     "none", "rank raises", "rank hangs", "rank is killed", "engine raises", "engine is killed", "engine is absent",
     "other weights",
