@@ -18,7 +18,7 @@ from rlhf_core.stages.table import STAGES
 
 # Recipes that have every stage between them.
 TOP = "{stage: top_logprobs, dataset: conversations, max_length: 64}"
-SCORED = "scored={stage: score, dataset: sampled, rewards: {short: {type: verifier}}, max_length: 96}"
+SCORED = "scored={stage: score, dataset: sampled, rewards: {short: {type: verifier}}}"
 RECIPES = {
     "tiny": ("rl.algorithm=ppo", "data.prompts.shuffle=false"),
     "tiny-best-of-n": ("judged={stage: unpaired, dataset: sampled, threshold: 0.5}", SCORED),
@@ -38,7 +38,7 @@ DRAWS = {
     **{name: {True} for name in STAGES},
     **{name: {False} for name in (
         "overlap", "logprobs", "top_logprobs", "merge", "merge_models", "pairs", "unpaired", "best_of_n", "conditional",
-        "conditional_prompts", "round_prompts", "round", "report", "artifact",
+        "conditional_prompts", "score", "round_prompts", "round", "report", "artifact",
     )},
     "dataset": {True, False},  # whether it shuffles or mixes
     "base": {True, False},  # random weights or those of a folder

@@ -34,9 +34,16 @@ EPISODES, AT_A_TIME = 5, 2
 CODE = """
 import os, time
 
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"  # a zombie was killed, and is not reaped yet
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
 def noted(folder, seconds=0.3):
     open(os.path.join(folder, f"process-{os.getpid()}"), "w").close()
-    alive = [n for n in os.listdir(folder) if n.startswith("process-") and os.path.exists("/proc/" + n[8:])]
+    alive = [n for n in os.listdir(folder) if n.startswith("process-") and is_alive(n[8:])]
     with open(os.path.join(folder, "seen"), "a") as file:
         file.write(f"{len(alive)}\\n")
     time.sleep(seconds)

@@ -88,7 +88,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("rl.grpo.optimizer.betas=[0.9]", "`rl.grpo.optimizer.betas` has too few entries: entry 2 is missing"),
         ("rl.grpo.optimizer.betas=[0, 0, 0]", "is the list [0, 0, 0]: it must have 2 entries"),
         ("rl.dataset=[a]", "`rl.dataset` is the list ['a']: it must be text"),
-        ("rl.rollout=5", "`rl.rollout` is 5: it must be a mapping with the keys max_length, engines"),
+        ("rl.rollout=5", "`rl.rollout` is 5: it must be a mapping with the keys type, max_length, engines"),
         ("rl.lora={rank: 4, target_modules: 5}", "is 5: it must be all-linear; or it must be a list, such as [a, b]"),
         ("rl.rollout.prefix_caching=yes", "is 'yes': it must be true or false: write true"),
         ("rl.grpo.optimizer.name=adam", "is 'adam': it must be one of adamw, muon, did you mean `adamw`?"),
