@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from rlhf_core.errors import StageError, reason_of
@@ -16,7 +15,7 @@ from rlhf_core.models.folders.adapter_check import adapter_problems
 from rlhf_core.models.folders.folder import ADAPTER_CONFIG, copy_tokenizer, stored_dtype
 from rlhf_core.models.folders.headers import read_object
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype, write_folder
-from rlhf_core.models.safetensors_file import without_memory
+from rlhf_core.models.safetensors_file import read_layout, read_safetensors
 
 _PROBE_TOKENS = 16
 _ROUNDING = 1e-3  # of float32, through all layers
@@ -48,25 +47,20 @@ class MergedWeights:
                                  f"{tuple(self.layout[name].shape)}")  # fmt: skip
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, weight in _base_weights(self._folder, self._dtype):
+        for name, weight in read_safetensors(self._folder):
+            if name not in self.layout:  # a tied head
+                continue
+            base = weight.to(self.layout[name].dtype)
             delta = self._deltas.get(name)
-            yield name, weight if delta is None else (weight.float() + delta).to(self._dtype)
+            yield name, base if delta is None else (base.float() + delta).to(self._dtype)
 
 
 def merged_layout(model_folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Name, shape and dtype of each of a model's merged weights, as tensors without memory."""
-    return {name: without_memory(weight) for name, weight in _base_weights(model_folder, dtype)}
-
-
-def _base_weights(folder: Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    settings = read_object(folder / "config.json")
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 (safe_open is no mapping)
-                if name == "lm_head.weight" and settings.get("tie_word_embeddings"):
-                    continue
-                weight = opened.get_tensor(name)
-                yield name, weight.to(dtype) if weight.is_floating_point() else weight
+    """Return a model's merged weights as tensors without memory, by name."""
+    layout = read_layout(model_folder, dtype)
+    if read_object(model_folder / "config.json").get("tie_word_embeddings"):
+        layout.pop("lm_head.weight", None)
+    return layout
 
 
 def _deltas(adapter: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:

@@ -1,14 +1,18 @@
-"""Safetensors files, written one tensor at a time: the bytes of safetensors' own `save_file`, without a second copy."""
+"""Safetensors files, read and written one tensor at a time.
+
+What is written has the bytes of safetensors' own `save_file`, without a second copy in memory.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from rlhf_core.errors import StageError
@@ -59,6 +63,34 @@ def _write_header(file: BinaryIO, layout: Mapping[str, Tensor]) -> dict[str, int
     file.write(len(text).to_bytes(8, "little") + text)
     file.truncate(8 + len(text) + end)
     return {name: 8 + len(text) + start for name, start in starts.items()}
+
+
+def read_safetensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor of the safetensors files of `folder`, by name."""
+    return ((name, file.get_tensor(name)) for file, name in _opened(folder))
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of the safetensors files of `folder`, from their headers alone."""
+    return {name: tuple(file.get_slice(name).get_shape()) for file, name in _opened(folder)}
+
+
+def read_layout(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the tensors of `folder` without memory, from headers alone: those of floating point in `dtype`."""
+    layout = {}
+    for file, name in _opened(folder):
+        part = file.get_slice(name)
+        stored: str = part.get_dtype()
+        kind = dtype if stored.startswith(("F", "BF")) else _DTYPES[stored]
+        layout[name] = torch.empty(part.get_shape(), dtype=kind, device="meta")
+    return layout
+
+
+def _opened(folder: Path) -> Iterator[tuple[Any, str]]:
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (safe_open is no mapping)
+                yield file, name
 
 
 def without_memory(tensor: Tensor) -> Tensor:

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy
 from numpy.typing import NDArray
-from safetensors import safe_open
 from torch import Tensor
 
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import WeightSyncError
-from rlhf_core.models.safetensors_file import write_safetensors
+from rlhf_core.models.safetensors_file import read_safetensors, write_safetensors
 from rlhf_core.rollout.transport.base import WeightManifest, Weights, is_first_rank, take_all
 from rlhf_core.system.scratch import scratch_folder
 
@@ -52,7 +51,7 @@ class SharedFolder:
         write_safetensors({self.folder / file: manifest.layout}, weights)
 
     def receive(self, manifest: WeightManifest, worker: int = 0) -> Iterator[tuple[str, Tensor]]:
-        return stored_tensors(self.folder)
+        return read_safetensors(self.folder)
 
     def for_engine(self, index: int) -> SharedFolder:
         return self
@@ -104,20 +103,3 @@ def adapter_config(lora: LoraConfig, names: Mapping[str, Any]) -> dict[str, Any]
         "bias": "none",
         "inference_mode": True,
     }
-
-
-def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor in the safetensors files of `folder`, from their headers alone."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-    return shapes
-
-
-def stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of the safetensors files of `folder`."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 (safe_open is no mapping)
-                yield name, opened.get_tensor(name)

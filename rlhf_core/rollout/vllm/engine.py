@@ -15,10 +15,11 @@ import torch
 from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.models.folders.remote_code import reads_images
+from rlhf_core.models.safetensors_file import read_shapes
 from rlhf_core.models.weights import require_fit
 from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, ServedTensor
 from rlhf_core.rollout.transport.base import Transport, WeightManifest
-from rlhf_core.rollout.transport.folder import SharedFolder, tensor_shapes
+from rlhf_core.rollout.transport.folder import SharedFolder
 from rlhf_core.rollout.vllm.outputs import Partial, chosen
 from rlhf_core.rollout.vllm.prompts import prompt_of, require_same_prompt
 from rlhf_core.rollout.vllm.settings import engine_arguments
@@ -237,7 +238,7 @@ class VllmEngine(RolloutEngine):
 
     def _check_tensors(self, manifest: WeightManifest) -> None:
         # vLLM only logs tensors that a publish lacks, and keeps the old ones.
-        version, wanted, given = manifest.version, tensor_shapes(self._folder), dict(manifest.shapes)
+        version, wanted, given = manifest.version, read_shapes(self._folder), dict(manifest.shapes)
         if self._tied:
             wanted.pop("lm_head.weight", None)
             given.pop("lm_head.weight", None)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
+from rlhf_core.models.safetensors_file import read_safetensors, read_shapes
 from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engine import ServedTensor
 from rlhf_core.rollout.proof import GivenMatrix
 from rlhf_core.rollout.transport.base import Transport, WeightManifest, take_all
-from rlhf_core.rollout.transport.folder import stored_tensors, tensor_shapes
 from rlhf_core.rollout.vllm.experts import choose_kernels_as_without_adapters, forget_kernels
 from rlhf_core.rollout.vllm.memory import drop_packed_embeddings, empty_cache
 from rlhf_core.rollout.vllm.served import ServedLayer, served_adapter, served_layers
@@ -77,7 +77,7 @@ class PublishedWeights:
     def remember_adapter(self, folder: str) -> None:
         """Keep what `served_tensors` compares the adapter in use with."""
         settings = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-        self._given_adapter = dict(stored_tensors(Path(folder)))
+        self._given_adapter = dict(read_safetensors(Path(folder)))
         self._adapter_scaling = settings["lora_alpha"] / settings["r"]
 
     def served_tensors(self, whole: bool) -> list[ServedTensor]:
@@ -99,7 +99,7 @@ class PublishedWeights:
         layers = list(self._served_layers())
         if not hasattr(self, "_unread_digests"):  # nothing was published yet: it serves what it was started with
             readable = _readable(layers)
-            started = stored_tensors(Path(worker.model_config.model))
+            started = read_safetensors(Path(worker.model_config.model))
             self._unread_digests = {name: tensor_digest(t.to(dtype)) for name, t in started if name not in readable}
         return [
             *(tensor for layer in layers for tensor in self._read_back(layer, dtype, whole)),
@@ -120,7 +120,7 @@ class PublishedWeights:
         worker: Any = self
         config = worker.model_config
         tied = bool(getattr(config.hf_config, "tie_word_embeddings", False))
-        return served_layers(worker.model_runner.get_model(), tensor_shapes(Path(config.model)), tied=tied)
+        return served_layers(worker.model_runner.get_model(), read_shapes(Path(config.model)), tied=tied)
 
 
 def _readable(layers: Sequence[ServedLayer]) -> set[str]:

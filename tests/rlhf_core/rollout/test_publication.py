@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import WeightSyncError
+from rlhf_core.models.safetensors_file import read_shapes
 from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.publication import Publication, publication_of
-from rlhf_core.rollout.transport.folder import SharedFolder, received, tensor_shapes
+from rlhf_core.rollout.transport.folder import SharedFolder, received
 
 pytestmark = pytest.mark.parts
 
@@ -26,7 +27,7 @@ def folder_of(weights: Publication) -> Path:
 def test_a_folder_of_full_weights_holds_them_and_goes() -> None:
     state = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
     with publication_of(state, 1) as weights:
-        assert tensor_shapes(folder_of(weights)) == {"a.weight": (2, 3), "b": (4,)}
+        assert read_shapes(folder_of(weights)) == {"a.weight": (2, 3), "b": (4,)}
         loaded = load_file(folder_of(weights) / "model.safetensors")
         assert torch.equal(loaded["a.weight"], state["a.weight"])
         assert loaded["b"].dtype == torch.bfloat16
