@@ -10,8 +10,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from rlhf_core.actors import forwarding
+from rlhf_core.config.plugins import require
 from rlhf_core.errors import AlignmentError, StageError, reason_of
 from rlhf_core.processes.lines import how_it_ended
+from rlhf_core.system.scratch import remove_all
 
 CALL_SECONDS = 6 * 3600.0
 _LESS_MEMORY = "lower `tokens_per_micro_batch`, `rollout.max_sequences` or `rollout.cpu_cache_gib`"
@@ -36,6 +39,22 @@ def wait(what: str, calls: Mapping[Any, str], seconds: float = CALL_SECONDS) -> 
         if _failure(ready[0]) is not None:
             raise _explain(what, calls)
     return list(ray.get(list(calls)))
+
+
+class Actor:
+    """The first and the last call of every actor of a job."""
+
+    def inherit(self, environment: Mapping[str, str], plugins: Mapping[str, str]) -> None:
+        """Set the job's variables, which libraries read at their import, and require its plugins.
+
+        Called first: arguments of later calls import both. Raises PluginError.
+        """
+        forwarding.inherit(environment)
+        require(plugins)
+
+    def leave(self) -> None:
+        """Remove this process's temporary folders. Called last, by `leave`."""
+        remove_all()
 
 
 def leave(actors: Sequence[Any]) -> None:

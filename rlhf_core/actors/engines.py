@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -13,18 +13,17 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.actors import forwarding
-from rlhf_core.actors.calls import ASIDE, leave, wait
+from rlhf_core.actors.calls import ASIDE, Actor, leave, wait
 from rlhf_core.actors.placement import reserve, runtime_environment
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.engines.rollout import RolloutEngineConfig
-from rlhf_core.config.plugins import require, required
+from rlhf_core.config.plugins import required
 from rlhf_core.contract import Before, StageContext
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, start_engine
 from rlhf_core.rollout.engines import verb
 from rlhf_core.rollout.publication import Publication
 from rlhf_core.rollout.transport.base import Transport, WeightManifest
 from rlhf_core.rollout.transport.folder import Files, SharedFolder, received
-from rlhf_core.system.scratch import remove_all
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -41,13 +40,8 @@ def engine_bundles(config: RolloutEngineConfig) -> list[dict[str, float]]:
     return [dict(bundle) for _ in range(config.engines)]
 
 
-class EngineActor:
+class EngineActor(Actor):
     """One engine in a process of its own, on any node: it fetches the model itself."""
-
-    def inherit(self, environment: Mapping[str, str], plugins: Mapping[str, str]) -> None:
-        """Called first: what `start` receives may be of a plugin."""
-        forwarding.inherit(environment)
-        require(plugins)
 
     def start(self, model: ArtifactRef, context: StageContext, settings: EngineSettings) -> None:
         self._engine = start_engine(context.fetch(model).folder, settings)
@@ -65,10 +59,6 @@ class EngineActor:
     def load_files(self, files: Files, manifest: WeightManifest) -> None:
         with received(files) as folder:
             self._engine.load_weights(SharedFolder(folder), manifest)
-
-    def leave(self) -> None:
-        """Called last: see calls.leave."""
-        remove_all()
 
 
 class EngineGroup:

@@ -11,12 +11,11 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.actors import forwarding
-from rlhf_core.actors.calls import ASIDE, CALL_SECONDS, leave, wait
+from rlhf_core.actors.calls import ASIDE, CALL_SECONDS, Actor, leave, wait
 from rlhf_core.actors.placement import reserve, runtime_environment, worker_bundles
 from rlhf_core.config.engines.placement import Placement
-from rlhf_core.config.plugins import require, required
+from rlhf_core.config.plugins import required
 from rlhf_core.contract import Before
-from rlhf_core.system.scratch import remove_all
 from rlhf_core.system.threads import use_threads
 
 W = TypeVar("W")
@@ -30,17 +29,8 @@ START_SECONDS = 600.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class _Rank:
+class _Rank(Actor):
     """The actor: joins the process group, builds the worker, and runs its methods."""
-
-    def inherit(self, environment: Mapping[str, str], plugins: Mapping[str, str]) -> None:
-        """Called first: what `start` receives imports libraries that read variables, and plugins."""
-        forwarding.inherit(environment)
-        require(plugins)
-
-    def leave(self) -> None:
-        """Called last: see calls.leave."""
-        remove_all()
 
     def host_store(self) -> str:
         """Where the ranks meet: a store on this node, at the address by which the cluster knows it (loopback in a local
