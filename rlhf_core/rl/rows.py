@@ -22,6 +22,12 @@ def completion_entry(trajectory: Trajectory, *, tokens: bool = True, logprobs: b
     return entry | ({"logprobs": each} if logprobs else {})
 
 
+def with_rewards(entry: Row, rewards: Mapping[str, float], weights: Mapping[str, float]) -> Row:
+    """Return `entry` with `rewards` by name, and with their weighted sum as `reward`."""
+    total = math.fsum(weights[name] * value for name, value in rewards.items())
+    return {**entry, "reward": total, "rewards": dict(rewards)}
+
+
 def completions_row(
     asked: Sequence[Mapping[str, Any]], row: Mapping[str, Any], completions: Sequence[Row], **more: Any
 ) -> Row:

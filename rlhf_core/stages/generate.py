@@ -27,7 +27,7 @@ from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor
 from rlhf_core.rewards import open_rewards
 from rlhf_core.rl.reward_models import read_reward_models
 from rlhf_core.rl.roles import require_same_tokens
-from rlhf_core.rl.rows import completion_entry, completions_row
+from rlhf_core.rl.rows import completion_entry, completions_row, with_rewards
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.stages.cluster import Cluster, EngineSpec
 from rlhf_core.stages.readers import Readers
@@ -127,10 +127,7 @@ def _request_seed(seed: int, prompt: str, sample: int, turn: int) -> int:
 
 def _entry(config: GenerateConfig, trajectory: Trajectory, rewards: Mapping[str, float]) -> Row:
     entry = completion_entry(trajectory, logprobs=config.keep_tokens)
-    if rewards:
-        entry["reward"] = math.fsum(config.rewards[name].weight * value for name, value in rewards.items())
-        entry["rewards"] = dict(rewards)
-    return entry
+    return with_rewards(entry, rewards, config.reward_weights) if rewards else entry
 
 
 def kl_metrics(kls: Sequence[float], tokens: int, samples: int, seed: int) -> dict[str, float]:

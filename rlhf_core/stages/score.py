@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ from rlhf_core.models.folders.folder import read_config
 from rlhf_core.models.folders.readers import reader_problem
 from rlhf_core.rewards import open_rewards
 from rlhf_core.rewards.model import RewardReader
-from rlhf_core.rl.rows import completions_row
+from rlhf_core.rl.rows import completions_row, with_rewards
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.readers import Readers
 from rlhf_core.types import Prompt, Trajectory
@@ -70,13 +69,12 @@ def run(config: ScoreConfig, inputs: Mapping[str, Input], context: StageContext,
         return [_as_tokens(each, judges[name].tokenizer, config.max_length) for each in completions]
 
     judged |= readers.judge(read, report)
-    weights = {name: reward.weight for name, reward in config.rewards.items()}
-    sums = [math.fsum(weights[name] * judged[name][n] for name in judged) for n in range(len(completions))]
-    entries = iter([
-        {**each.entry, "reward": sums[n], "rewards": {name: values[n] for name, values in judged.items()}}
+    entries = [
+        with_rewards(each.entry, {name: values[n] for name, values in judged.items()}, config.reward_weights)
         for n, each in enumerate(completions)
-    ])  # fmt: skip
-    scored = [_scored(row, [next(entries) for _ in row["completions"]]) for row in rows]
+    ]
+    sums, remaining = [entry["reward"] for entry in entries], iter(entries)
+    scored = [_scored(row, [next(remaining) for _ in row["completions"]]) for row in rows]
     folder = context.workdir / "dataset"
     write_dataset(folder, scored, {"format": config.made_format})
     metrics = {"rows": len(rows), "completions": len(completions), **_metrics(sums, judged)}

@@ -42,6 +42,11 @@ class RewardedConfig(StageConfig):
         return {name: reward for name, reward in self.rewards.items() if isinstance(reward, ModelReward)}
 
     @property
+    def reward_weights(self) -> dict[str, float]:
+        """Weight of each reward in their sum, by name."""
+        return {name: reward.weight for name, reward in self.rewards.items()}
+
+    @property
     def text_readers(self) -> tuple[str, ...]:
         """Reward models, which are trained on text only."""
         return tuple(f"rewards.{name}" for name in self.model_rewards)
