@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -62,12 +61,6 @@ class Stage:
         """Return the reservation of its job and its actors."""
         cpus = self.job_cpus(config)
         return config.reserves() + (of_each(1, cpus, 0.0) if cpus else Reservation())
-
-
-def load_function(reference: str) -> Any:
-    """Import the function "package.module:function"."""
-    module, _, function = reference.partition(":")
-    return getattr(import_module(module), function)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """RL algorithms, one small file each; config/rl/algorithm_table.py lists them."""
 
-from importlib import import_module
+from pkgutil import resolve_name
 
 from rlhf_core.algorithms.base import Algorithm
 from rlhf_core.config.rl.algorithm_table import ALGORITHMS
@@ -9,8 +9,7 @@ from rlhf_core.config.rl.stage import RLConfig
 
 def build_algorithm(config: RLConfig) -> Algorithm:
     """Return the implementation of the configured algorithm with its settings."""
-    module, _, name = ALGORITHMS[config.algorithm].implementation.partition(":")
-    implementation: type[Algorithm] = getattr(import_module(module), name)
+    implementation: type[Algorithm] = resolve_name(ALGORITHMS[config.algorithm].implementation)
     return implementation(config.settings)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from rlhf_core.chat.encoding import Tokenizer
@@ -22,8 +22,7 @@ def open_environments(config: AnyEnvironment, context: StageContext, tokenizer: 
 
     tokenizer: the policy's.
     """
-    module, _, name = ENVIRONMENTS[config.type].implementation.partition(":")
-    implementation: Any = getattr(import_module(module), name)
+    implementation: Any = resolve_name(ENVIRONMENTS[config.type].implementation)
     in_process = issubclass(implementation, Environment)
     environments: EnvironmentHost = (
         InProcessHost(config, implementation) if isinstance(config, EnvironmentConfig) and in_process

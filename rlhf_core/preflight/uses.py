@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 
 from rlhf_core.config.base import Dtype
 from rlhf_core.config.engines.rollout import ENGINES
 from rlhf_core.config.rewards.rewards import ModelReward
 from rlhf_core.config.stages.base import StageConfig
-from rlhf_core.contract import load_function
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.models.folders.readers import (
     STORED_SEPARATOR,
@@ -35,7 +35,7 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
     if model is None:
         return
     if config.engines is not None:
-        check = load_function(ENGINES[config.engines.type].checks)
+        check = resolve_name(ENGINES[config.engines.type].checks)
         unserved = check(model.settings, model.class_settings, config.engines, _dtype(nodes, node.name))
         yield from (f"rollout: {problem}" for problem in unserved)
     yield from _readers(config, node, models, root)

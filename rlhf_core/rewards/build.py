@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from rlhf_core.config.rewards.rewards import REWARDS, RewardConfig, TextReward
@@ -15,8 +15,7 @@ from rlhf_core.rewards.text import RewardOfText
 
 def implementation_of(config: RewardConfig) -> Any:
     """Return the table's class for the reward of `config`."""
-    module, _, name = REWARDS[config.type].implementation.partition(":")
-    return getattr(import_module(module), name)
+    return resolve_name(REWARDS[config.type].implementation)
 
 
 def build_text_reward(config: TextReward, context: StageContext) -> Reward:

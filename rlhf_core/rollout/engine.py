@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Protocol
 
 from rlhf_core.config.base import Dtype
 from rlhf_core.config.engines.rollout import ENGINES, RolloutEngineConfig, SamplingConfig
 from rlhf_core.config.stages.trained import LoraConfig
-from rlhf_core.contract import load_function
 from rlhf_core.rollout.transport.base import Transport, WeightManifest
 from rlhf_core.system.threads import use_threads
 from rlhf_core.types import Completion
@@ -145,5 +145,5 @@ class RolloutEngine(Protocol):
 def start_engine(folder: Path, settings: EngineSettings) -> RolloutEngine:
     """Start an engine of `settings.config.type`, in a process that is for engines."""
     use_threads(settings.config.num_threads)
-    engine: RolloutEngine = load_function(ENGINES[settings.config.type].implementation)(folder, settings)
+    engine: RolloutEngine = resolve_name(ENGINES[settings.config.type].implementation)(folder, settings)
     return engine

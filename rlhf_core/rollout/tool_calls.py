@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from rlhf_core.chat.encoding import Tokenizer
 from rlhf_core.config.engines.rollout import ENGINES, RolloutEngineConfig
-from rlhf_core.contract import load_function
 from rlhf_core.errors import StageError
 from rlhf_core.processes.child_process import ChildProcess
 
@@ -94,7 +94,7 @@ class ToolCallParser:
 def _begin(engine: str, name: str, tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> str | None:
     """In the child: the marker of the parser, which is loaded."""
     global _reader
-    reader: CallReader = load_function(ENGINES[engine].tool_parser)(name, tokenizer, tools)
+    reader: CallReader = resolve_name(ENGINES[engine].tool_parser)(name, tokenizer, tools)
     _reader = reader
     return reader.marker
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from rlhf_core.artifacts.leases import Lease, wait_for_lease
@@ -29,7 +30,7 @@ from rlhf_core.config.inputs import roles_of_inputs
 from rlhf_core.config.plugins import require, requiring
 from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.config.tracking import TrackingConfig
-from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage, load_function
+from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage
 from rlhf_core.errors import StageError
 from rlhf_core.stages.job_context import JobContext, workdir_root
 from rlhf_core.stages.key import computing_libraries, stage_key
@@ -113,7 +114,7 @@ def _compute(
             inputs = {name: _input(stage, name, roles.get(name, ()), ref, context) for name, ref in spec.inputs.items()}
             began = time.monotonic()
             actors = (cluster(),) if stage.runs == "actors" else ()
-            output: Output = load_function(stage.entry)(config, inputs, context, *actors)
+            output: Output = resolve_name(stage.entry)(config, inputs, context, *actors)
             seconds = lease.earlier_seconds + time.monotonic() - began
         _check_output(stage, output)
         if output.kind in (Kind.BASE_MODEL, Kind.POLICY):

@@ -9,8 +9,8 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
@@ -117,9 +117,8 @@ class Tracker:
         if self._settings.wandb:
             sinks.append(WeightsAndBiases(self.folder, self._settings.wandb_project, self._about))
         for name, config in self._settings.others.items():
-            module, _, implementation = TRACKERS[config.type].implementation.partition(":")
             (folder := self.folder / OTHERS / name).mkdir(parents=True)
-            sinks.append(getattr(import_module(module), implementation).of(config, folder, self._about))
+            sinks.append(resolve_name(TRACKERS[config.type].implementation).of(config, folder, self._about))
         return sinks
 
 

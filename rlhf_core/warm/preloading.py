@@ -14,10 +14,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from pkgutil import resolve_name
 
 import rlhf_core
 from rlhf_core.config.engines.rollout import ENGINES
-from rlhf_core.contract import load_function
 
 # Imports of the shipped stages' jobs, ranks and engines that take most of the time. `.*`: all modules below.
 LIBRARIES = (
@@ -38,7 +38,7 @@ LIBRARIES = (
 def preload(libraries: Sequence[str] = LIBRARIES) -> None:
     """Import `libraries`, those that are installed. Raises RuntimeError if one has started a thread."""
     for entry in ENGINES.values():
-        load_function(entry.environment)()
+        resolve_name(entry.environment)()
     # Else OpenMP and BLAS start threads at their import. Whoever computes in a fork sets its own number.
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # of Arrow's allocator

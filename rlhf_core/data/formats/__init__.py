@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from rlhf_core.config.data.format_table import FORMATS
@@ -50,8 +50,7 @@ def format_of(name: str) -> Format:
 
 @cache
 def _implementation(implementation: str) -> Format:
-    module, _, name = implementation.partition(":")
-    instance: Format = getattr(import_module(module), name)()
+    instance: Format = resolve_name(implementation)()
     return instance
 
 

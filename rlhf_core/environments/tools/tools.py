@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from rlhf_core.chat.encoding import Tokenizer
@@ -26,8 +26,8 @@ class ToolHost(EnvironmentHost):
         with ExitStack() as stack:
             toolsets: list[Toolset] = []
             for tool in config.tools.values():
-                module, _, name = TOOLS[tool.type].implementation.partition(":")
-                toolsets.append(stack.enter_context(closing(getattr(import_module(module), name).of(tool, context))))
+                toolset = resolve_name(TOOLS[tool.type].implementation).of(tool, context)
+                toolsets.append(stack.enter_context(closing(toolset)))
             schemas = [schema for toolset in toolsets for schema in toolset.schemas]
             require_results_follow(tokenizer, schemas)
             parser = ToolCallParser(config.parser, tokenizer, schemas, config.call_marker)

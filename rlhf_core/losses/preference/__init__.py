@@ -1,6 +1,6 @@
 """Losses on preference pairs, one small file each; config/stages/preference_losses.py lists them."""
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from rlhf_core.config.stages.preference_losses import PREFERENCE_LOSSES, PreferenceLossConfig
@@ -9,8 +9,7 @@ from rlhf_core.losses.preference.base import PairLogprobs, PreferenceLoss
 
 def build_preference_loss(config: PreferenceLossConfig) -> PreferenceLoss[Any]:
     """Return the implementation of a preference loss with its settings."""
-    module, _, name = PREFERENCE_LOSSES[config.type].implementation.partition(":")
-    implementation: type[PreferenceLoss[Any]] = getattr(import_module(module), name)
+    implementation: type[PreferenceLoss[Any]] = resolve_name(PREFERENCE_LOSSES[config.type].implementation)
     return implementation(config)
 
 

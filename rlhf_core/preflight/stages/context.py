@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 
-from rlhf_core.contract import load_function
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.preflight.model import BaseModel
 from rlhf_core.preflight.samples import Located
@@ -36,7 +36,7 @@ def check_stages(context: CheckContext) -> tuple[list[str], list[str]]:
     """Return the problems and the notes of all nodes."""
     problems, notes = [], []
     for node in context.nodes.values():
-        for finding in load_function(node.stage.checks)(node.config, node, context) if node.stage.checks else ():
+        for finding in resolve_name(node.stage.checks)(node.config, node, context) if node.stage.checks else ():
             if isinstance(finding, Note):
                 notes.append(finding.text)
             else:

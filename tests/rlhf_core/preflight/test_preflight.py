@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 
-from rlhf_core.contract import load_function
 from rlhf_core.stages.table import STAGES
 from tests.rlhf_core.recipes import (
     OPTIMIZER,
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.parts
 
 
 def test_the_table_of_stages_names_checks_that_are_there() -> None:
-    assert all(callable(load_function(stage.checks)) for stage in STAGES.values() if stage.checks)
+    assert all(callable(resolve_name(stage.checks)) for stage in STAGES.values() if stage.checks)
 
 
 def test_a_right_recipe_passes(problems_of_code: Problems) -> None:
