@@ -40,7 +40,7 @@ def check(config: ScoreConfig, node: Draft, context: CheckContext) -> Iterator[s
 
 
 def _unreadable(config: ScoreConfig, model: BaseModel, context: CheckContext) -> str | None:
-    """Why the reward model cannot read one of the first completions; None: it can, or its tokenizer is not at hand."""
+    """Return the first completion's problem for the reward model; None if there is none, or no tokenizer at hand."""
     assert config.max_length is not None
     rows = context.samples.get(config.dataset or "", [])[:_ROWS]
     if not rows:

@@ -1,1 +1,1 @@
-"""The vLLM rollout engine, its settings, and the read-back of its weights."""
+"""Transports of published weights from the training ranks to the engines."""

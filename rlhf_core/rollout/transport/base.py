@@ -1,5 +1,4 @@
-"""How weights travel from the training ranks to the engines: a manifest of what a publish is, and a transport of its
-bytes."""
+"""The interface of transports: a manifest that describes a publish, and the transport of its bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ Weights = Iterable[tuple[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class WeightManifest:
-    """What a publish is, apart from its bytes."""
+    """Version, shapes, dtypes and digests of a publish."""
 
     version: int
     shapes: Mapping[str, tuple[int, ...]]  # by the name of each tensor, in the order in which they are sent
@@ -28,13 +27,13 @@ class WeightManifest:
 
     @classmethod
     def of(cls, version: int, layout: Mapping[str, Tensor]) -> WeightManifest:
-        """layout: only shapes and dtypes are read."""
+        """Describe `layout`, of which only shapes and dtypes are read."""
         shapes = {name: tuple(tensor.shape) for name, tensor in layout.items()}
         return cls(version, shapes, {name: tensor.dtype for name, tensor in layout.items()})
 
     @property
     def layout(self) -> dict[str, Tensor]:
-        """As tensors without memory."""
+        """The tensors of the publish, without memory."""
         kinds = self.dtypes.items()
         return {name: torch.empty(self.shapes[name], dtype=dtype, device="meta") for name, dtype in kinds}
 
@@ -44,45 +43,45 @@ class WeightManifest:
 
 
 class Transport(Protocol):
-    """One publish from rank 0 to all workers of all engines. Its value travels to each of these processes."""
+    """One publish from rank 0 to all workers of all engines. A picklable value, which each of these processes gets."""
 
     @property
     def concurrent(self) -> bool:
         """Whether weights are received while they are sent; if not, after they were sent."""
 
     def send(self, weights: Weights, manifest: WeightManifest) -> None:
-        """Called on every training rank, each of which takes all `weights`.
+        """Send all `weights`. A collective call: every training rank must make it.
 
         Raises WeightSyncError unless they are the tensors of `manifest`.
         """
 
     def receive(self, manifest: WeightManifest, worker: int = 0) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of `manifest`, each in memory of its own. Called on every worker, by its number in the engine."""
+        """Yield the tensors of `manifest`, each in memory of its own. worker: index of this worker in its engine."""
 
     def for_engine(self, index: int) -> Transport:
-        """As engine `index` is to receive."""
+        """Return the transport from which engine `index` receives."""
 
     def is_here(self) -> bool:
-        """Whether this process can receive; if not, what was sent must be brought to its node."""
+        """Whether this process can receive; if not, the sent files must be copied to its node."""
 
 
 class TransportError(WeightSyncError):
-    """A process at the other end has failed, or was not there in time: its own error, if there is one, says why."""
+    """Raised when a process at the other end has failed or did not join in time; its own error has the cause."""
 
 
 def digested(weights: Weights, digests: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """`weights`; of each that was taken `digests` has the digest, computed where the tensor is."""
+    """Yield `weights`, and add the digest of each to `digests`, computed on the tensor's device."""
     for name, tensor in weights:
         digests[name] = tensor_digest(tensor)
         yield name, tensor
 
 
 def is_first_rank() -> bool:
-    """Also a process that is no rank."""
+    """Return whether this process is rank 0, or in no process group."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def take_all(weights: Weights) -> None:
-    """What the other ranks do with weights: gathering each is a call that all of them make."""
+    """Consume `weights` on a rank that sends nothing: gathering each is a collective call."""
     for _ in weights:
         pass

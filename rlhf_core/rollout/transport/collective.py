@@ -22,10 +22,10 @@ Backend = Literal["gloo", "nccl"]
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Implements Transport. The group is of this publish alone: rank 0, and behind it the workers of each engine.
+    """A Transport whose process group lives for one publish: rank 0, then the workers of each engine.
 
-    It stands beside the group of the ranks and that of an engine's workers. A process that fails closes its end, and
-    the others fail too; one that hangs is waited for `timeout_seconds`.
+    It is independent of the groups of the ranks and of an engine's workers. If a process fails, it closes its end and
+    the others fail too; if it hangs, they fail after `timeout_seconds`.
     """
 
     address: str  # host:port of the store where they meet, which rank 0 hosts
@@ -82,7 +82,7 @@ class Collective:
 
 
 class _Group:
-    """All ends of one broadcast, once all are there."""
+    """The process group of one broadcast. Joining it waits for all processes."""
 
     def __init__(self, transport: Collective, rank: int, version: int) -> None:
         self._version, self._seconds = version, transport.timeout_seconds
@@ -95,7 +95,7 @@ class _Group:
             self._group: Any = make(store, rank, size, self._timeout, interface_towards(transport.address))
 
     def broadcast(self, tensor: Tensor) -> None:
-        """As bytes, which every backend sends. tensor: contiguous."""
+        """Broadcast a contiguous tensor as bytes, which every backend supports."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         if tensor.numel():
@@ -103,12 +103,12 @@ class _Group:
                 self._group.broadcast([tensor.flatten().view(torch.uint8)], options).wait(self._timeout)
 
     def meet(self) -> None:
-        """Wait until all have all."""
+        """Wait until every process has received all tensors."""
         with self._explained():
             self._group.allreduce([torch.zeros(1, device=self._device)], dist.AllreduceOptions()).wait(self._timeout)
 
     def close(self, *, abort: bool = False) -> None:
-        """gloo closes its connections when nothing refers to the group; what an error refers to is this object."""
+        """Leave the group. Drops the only reference to it, since gloo closes connections with the last one."""
         group, self._group = self._group, None
         if abort:
             group.abort()
@@ -143,7 +143,7 @@ def _gloo_group(store: Any, rank: int, size: int, timeout: timedelta, interface:
 
 
 def _nccl_group(store: Any, rank: int, size: int, timeout: timedelta, interface: str | None) -> Any:
-    """NCCL finds its interfaces by itself, or NCCL_SOCKET_IFNAME names them."""
+    """Make an NCCL group. NCCL chooses its interfaces itself, or NCCL_SOCKET_IFNAME does."""
     nccl: Any = dist.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = timeout

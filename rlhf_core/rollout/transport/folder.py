@@ -1,6 +1,6 @@
-"""Weights as files in a folder of rank 0's node: in shared memory, where it has room.
+"""Weights as files in a folder on rank 0's node, in shared memory if it has room.
 
-Engines on that node load them as they lie there; to other nodes the files travel by Ray (actors/engines.py).
+Engines on that node load the folder directly; other nodes receive its files through Ray (actors/engines.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Files = dict[str, NDArray[numpy.uint8]]  # name -> content
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
-    """Implements Transport."""
+    """A Transport by files."""
 
     folder: Path  # then has HF safetensors or, with `lora`, a PEFT adapter
     lora: LoraConfig | None = None
@@ -61,7 +61,7 @@ class SharedFolder:
 
 
 def weights_folder(size: int) -> AbstractContextManager[Path]:
-    """A folder for `size` bytes, removed at the end: in shared memory where it has room (containers often give it
+    """Make a folder for `size` bytes, removed at the end: in shared memory if it has room (containers often limit it to
     64 MiB), else in the temporary folder."""
     roomy = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > size * 1.1 + 2**20
     return scratch_folder("weights", _SHARED_MEMORY if roomy else None)
@@ -73,7 +73,7 @@ def read_files(folder: Path) -> Files:
 
 @contextmanager
 def received(files: Files) -> Iterator[Path]:
-    """A folder with `files` that came from another node, removed at the end."""
+    """Write `files`, received from another node, to a folder that is removed at the end."""
     with weights_folder(sum(content.nbytes for content in files.values())) as folder:
         for file, content in files.items():
             content.tofile(folder / file)
@@ -81,7 +81,7 @@ def received(files: Files) -> Iterator[Path]:
 
 
 def adapter_config(lora: LoraConfig, names: Mapping[str, Any]) -> dict[str, Any]:
-    """PEFT's adapter_config.json for the adapter whose tensors are called `names`.
+    """Return PEFT's adapter_config.json of the adapter with the tensors `names`.
 
     Raises WeightSyncError for a tensor that is no LoRA factor.
     """
