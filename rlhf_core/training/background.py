@@ -1,4 +1,4 @@
-"""Work in a background thread whose error is not lost."""
+"""A background thread that keeps its result or error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """Runs `function()` in a daemon thread."""
+    """Run `function()` in a daemon thread."""
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
         self._function = function
@@ -30,7 +30,7 @@ class Background(Generic[T]):
         return self._thread.is_alive()
 
     def result(self) -> T:
-        """Wait for the end. Raises what the function raised."""
+        """Wait for the function, and return its value or raise its error."""
         self._thread.join()
         if self._error is not None:
             raise self._error

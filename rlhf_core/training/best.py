@@ -1,4 +1,4 @@
-"""The best of the validations of a run: its step and metrics, in the driver, and its weights, on the ranks."""
+"""The best validation of a run: its step and metrics in the driver, its weights on rank 0."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ class Best:
     def __init__(self, metric: str, *, maximise: bool) -> None:
         self._metric = metric
         self._sign = 1 if maximise else -1
-        self.step = 0  # steps that were done; 0: nothing finite was measured yet
+        self.step = 0  # completed steps; 0: no finite value yet
         self.measured: dict[str, float] = {}  # all metrics of that validation
 
     def update(self, step: int, measured: Mapping[str, float]) -> bool:
-        """Whether this is the best validation so far: the first of several that are equally good, and a finite one."""
+        """Record a validation if it is the best so far, and return whether it is.
+
+        A tie or a value that is not finite is not an improvement.
+        """
         value = measured[self._metric]
         if not math.isfinite(value) or (self.step and self._sign * (value - self.measured[self._metric]) <= 0):
             return False
@@ -30,7 +33,7 @@ class Best:
         return True
 
     def metrics(self, prefix: str) -> dict[str, float]:
-        """Its value and its step; empty if nothing finite was measured yet."""
+        """Return the best value and its step; empty before the first finite value."""
         if not self.step:
             return {}
         return {f"{prefix}best": self.measured[self._metric], f"{prefix}best_step": self.step}
@@ -43,23 +46,23 @@ class Best:
 
 
 class KeptWeights:
-    """A copy of the weights in rank 0's main memory. Implements training.state.Stateful.
+    """A copy of the weights in rank 0's host memory. Implements training.state.Stateful.
 
-    They are rank 0's own state, so that no other rank fetches them when a run resumes.
+    The copy is part of rank 0's own state, so that no other rank downloads it on resume.
     """
 
     def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}  # by their names in a model's folder; empty on other ranks
+        self.tensors: dict[str, Tensor] = {}  # by name in the model's folder; empty on other ranks
 
     def keep(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """weights: as TrainingEngine.weights yields them. Every rank must call it."""
+        """Copy `weights`, as yielded by TrainingEngine.weights. Every rank must call it."""
         for name, tensor in weights:
             if dist.get_rank() == 0:
-                self.tensors[name] = tensor.detach().cpu().clone()  # one by one, so that no two copies of all exist
+                self.tensors[name] = tensor.detach().cpu().clone()  # one at a time: never two full copies
 
     def state(self) -> RankState:
         return RankState(own=dict(self.tensors))
 
     def load_state(self, state: RankState) -> None:
-        # Copies: what is loaded are views of the whole file, which would stay mapped with them.
+        # Loaded tensors are views of the mapped file, which they would keep open.
         self.tensors = {name: tensor.clone() for name, tensor in state.own.items()}

@@ -1,4 +1,4 @@
-"""Builds the training engine of a model: the one place that names an implementation."""
+"""Construction of training engines: the only module that names an implementation."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def build_engine(
     total_steps: int = 0,
     dropout: bool = True,
 ) -> TrainingEngine:
-    """The engine of `model` on this rank, as DeepSpeedEngine has it. optimizer None: for forwards only."""
+    """Build the engine of `model` on this rank; see DeepSpeedEngine. optimizer None: forwards only."""
     return DeepSpeedEngine(model, engine=engine, optimizer=optimizer, total_steps=total_steps, dropout=dropout)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, seen from its driver: when one is due, one at a time, and where a killed run resumes."""
+"""The driver's side of checkpoints: when one is due, writing one at a time, and resuming from the newest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRIVER = "driver.json"
 
 
 class DriverState(Protocol):
-    """A part of the driver's state that the next step depends on, as JSON values."""
+    """State in the driver that the next step depends on, as JSON values."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -30,7 +30,7 @@ class DriverState(Protocol):
 
 
 class Checkpointing:
-    """Steps are counted from 1 here: `step` steps are done."""
+    """Write the checkpoints of a run and resume from them. `step` is the number of completed steps."""
 
     def __init__(
         self,
@@ -48,26 +48,26 @@ class Checkpointing:
         self._last_time = time.monotonic()
 
     def resume(self, total: int) -> int:
-        """Restore workers, driver and logged metrics from the newest intact checkpoint; returns its step, or 0 if there
-        is none. total: steps of the whole run.
+        """Restore workers, driver and logged metrics from the newest intact checkpoint.
 
-        A damaged checkpoint is reported, and an older one is tried. Raises StageError if it does not fit this run.
+        Returns its step, or 0 if there is none. total: steps of the whole run. A damaged checkpoint is reported and
+        skipped. Raises StageError if the checkpoint does not fit this run.
         """
         if not self._config.resume:
             self._context.checkpoints.clear()
             return 0
-        for found in self._context.checkpoints.newest():
-            damage = str(found) if isinstance(found, IntegrityError) else self._restore(found)
+        for candidate in self._context.checkpoints.newest():
+            damage = str(candidate) if isinstance(candidate, IntegrityError) else self._restore(candidate)
             if not damage:
-                assert isinstance(found, Checkpoint)
-                self._context.progress(found.step, total, f"resumes after step {found.step}")
-                self._last_step, self._last_time = found.step, time.monotonic()
-                return found.step
+                assert isinstance(candidate, Checkpoint)
+                self._context.progress(candidate.step, total, f"resumes after step {candidate.step}")
+                self._last_step, self._last_time = candidate.step, time.monotonic()
+                return candidate.step
             print(f"a checkpoint cannot be used, trying an older one: {damage}", flush=True)
         return 0
 
     def _restore(self, checkpoint: Checkpoint) -> str:
-        """Returns what is damaged, in which case nothing has changed, or an empty string."""
+        """Restore `checkpoint`; returns an empty string, or its damage if it was not restored."""
         if checkpoint.ranks != self._workers.size:
             raise StageError(
                 f"the newest checkpoint, of step {checkpoint.step}, is of {checkpoint.ranks} workers, each with a "
@@ -86,7 +86,7 @@ class Checkpointing:
             metrics = self._context.checkpoints.read(checkpoint, METRICS_FILE)
         except IntegrityError as error:
             return str(error)
-        damage = [found for found in self._workers.call(SnapshotWorker.fetch_state, checkpoint) if found]
+        damage = [report for report in self._workers.call(SnapshotWorker.fetch_state, checkpoint) if report]
         if damage:
             return "; ".join(damage)
         self._workers.call(SnapshotWorker.restore_state)
@@ -96,15 +96,15 @@ class Checkpointing:
         return ""
 
     def steps_left(self, step: int) -> int:
-        """How many steps may be taken before the next checkpoint can be due."""
+        """Return the number of steps until `every_steps` makes the next checkpoint due."""
         if self._config.every_steps is None:
             return 1 << 62
         return max(1, self._last_step + self._config.every_steps - step)
 
     def after(self, step: int) -> None:
-        """Save the state after `step` if a checkpoint is due; none is while the last one is still being written.
+        """Start a checkpoint of the state after `step`, if one is due and the previous one has been written.
 
-        Raises what writing the last one raised.
+        Raises the error of writing the previous one.
         """
         if self._writing is not None:
             if self._writing.running:
@@ -116,7 +116,7 @@ class Checkpointing:
             self._save(step)
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written, if any. Raises what writing it raises."""
+        """Wait for the checkpoint that is being written, if any, and raise its error."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -128,7 +128,7 @@ class Checkpointing:
         files = {DRIVER: json.dumps(driver).encode(), METRICS_FILE: self._context.logged()}
         name = Checkpoints.new_name(step)
         written = self._workers.aside(SnapshotWorker.write_state, name)
-        # Now: a stage that fails ends its workers, and this may be committed after that.
+        # Read now: a failing stage shuts its workers down, possibly before the commit.
         ranks, replicas = self._workers.size, self._workers.replicas
         commit = partial(self._commit, name, step, ranks, replicas, files, written)
         self._writing = Background(commit, name=f"checkpoint {step}")

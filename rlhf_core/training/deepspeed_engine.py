@@ -53,8 +53,8 @@ class DeepSpeedEngine:
         total_steps: int,
         dropout: bool = True,
     ) -> None:
-        """optimizer None: a frozen model, for forwards only. total_steps: optimizer steps of the whole schedule.
-        dropout: as the model and its adapter have it; without, updates compute what forwards compute."""
+        """optimizer None: a frozen model, forwards only. total_steps: optimizer steps of the whole schedule.
+        dropout: as configured in the model and its adapter; False: updates compute the same as forwards."""
         if not dist.is_initialized():
             raise RuntimeError("call rlhf_core.training.distributed.join_group before building an engine")
         if engine.zero_stage == 3 and isinstance(model, PackedModel) and model.reads_images:
@@ -76,12 +76,12 @@ class DeepSpeedEngine:
         )
         self.optimizer = None if optimizer is None else build_optimizer(model, engine, optimizer)
         self._engine = self._start(model)
-        self._offloaded: list[Tensor] | None = None  # while the device is lent
+        self._offloaded: list[Tensor] | None = None  # the tensors moved by `offload`; None: not offloaded
         if isinstance(model, PackedModel):
             self._check_layouts(model)
 
     def _check_layouts(self, model: PackedModel) -> None:
-        """As a forward of the engine, which is where DeepSpeed gathers weights."""
+        """Run the check as a forward of the engine, in which DeepSpeed gathers weights."""
         self._engine.eval()
         selective = self._config.gradient_checkpointing == "selective" and self._optimizer_config is not None
         model.forward = partial(model.check_layouts, self.device, compiled=self._config.compiled, selective=selective)
@@ -99,7 +99,7 @@ class DeepSpeedEngine:
         return isinstance(self.module, PackedModel) and self.module.shares_prompts
 
     def _start(self, model: nn.Module) -> Any:
-        """DeepSpeed's engine, or the bare module if nothing is trained or sharded."""
+        """Return DeepSpeed's engine, or the bare module if it is neither trained nor sharded."""
         if self._optimizer_config is None:
             model.requires_grad_(False)
             if self._config.zero_stage < 3:
@@ -111,7 +111,7 @@ class DeepSpeedEngine:
         settings = deepspeed_settings(self._config, self._optimizer_config, parameters)
         started, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=settings)
         if self._manual and self.mesh.size == 1:
-            started.enable_backward_allreduce = False  # it would copy all gradients to reduce those of one rank
+            started.enable_backward_allreduce = False  # with one rank it would only copy all gradients
         if isinstance(self.optimizer, Muon) and not self._manual:
             self.optimizer.layouts = layouts(started.optimizer, self._config.sharding)
         return started
@@ -126,13 +126,13 @@ class DeepSpeedEngine:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
         totals = MetricTotals()
-        for i, part in enumerate(micro_batches):
-            micro_batch = part.to(self.device)
+        for i, host_batch in enumerate(micro_batches):
+            micro_batch = host_batch.to(self.device)
             if self._manual:
                 self._engine.set_gradient_accumulation_boundary(i == len(micro_batches) - 1)
             with nullcontext() if self._dropout else self._no_random_numbers():
                 value, metrics = loss(self._engine, micro_batch)
-            # DeepSpeed takes the mean over ranks, and the update needs the sum over replicas.
+            # DeepSpeed averages over ranks, but the update needs the sum over replicas.
             self._engine.backward(value * self.mesh.data)
             totals.add(metrics, micro_batch.loss_mask.sum())
         norm = self._apply()
@@ -143,7 +143,7 @@ class DeepSpeedEngine:
 
     @contextmanager
     def _no_random_numbers(self) -> Iterator[None]:
-        """Raises StageError if the model draws any: it has some dropout or noise that eval mode does not switch off."""
+        """Raise StageError if the model draws random numbers: eval mode leaves some dropout or noise on."""
         before = torch_random_state()
         yield
         if any(not old.equal(new) for old, new in zip(before, torch_random_state(), strict=True)):
@@ -187,8 +187,8 @@ class DeepSpeedEngine:
         self, micro_batches: Sequence[B], metrics: Callable[[nn.Module, B], Mapping[str, Metric]]
     ) -> dict[str, float]:
         totals = MetricTotals()
-        for part, reported in zip(micro_batches, self.forward(micro_batches, metrics), strict=True):
-            totals.add(reported, part.num_trained_tokens)
+        for micro_batch, reported in zip(micro_batches, self.forward(micro_batches, metrics), strict=True):
+            totals.add(reported, micro_batch.num_trained_tokens)
         return merged(*totals.over_replicas(self.device))
 
     def total(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], Tensor]) -> Tensor:
@@ -207,8 +207,11 @@ class DeepSpeedEngine:
         return replaced(self._wrapped, weights)
 
     def state(self) -> RankState:
-        """References to the live tensors. Under ZeRO 1 and 2 every rank has the whole weights and its partition of the
-        rest, under ZeRO 3 a partition of all; without ZeRO, everything is equal on all ranks."""
+        """Return references to the live tensors.
+
+        Under ZeRO 1 and 2 every rank has the full weights and its partition of the rest, under ZeRO 3 a partition of
+        everything; without ZeRO, everything is equal on all ranks.
+        """
         live = self._state.live()
         return RankState({_COUNTERS: torch.tensor(astuple(self.counters)), **live.shared}, live.own)
 
@@ -239,7 +242,7 @@ class DeepSpeedEngine:
             self._offloaded = None
 
     def _require_same_count(self, count: int) -> None:
-        """Ranks that run different numbers of forwards would deadlock."""
+        """Raise StageError unless all ranks have equally many micro-batches, at least one: they would deadlock."""
         if self.mesh.size == 1:
             if count == 0:
                 raise StageError("no micro-batches; use a filler on a rank that has no sequences")

@@ -1,4 +1,4 @@
-"""Where DeepSpeed's ZeRO puts each matrix in the ranks' partitions."""
+"""Positions of matrices in the ranks' partitions under DeepSpeed's ZeRO."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlhf_core.training.muon import CutMatrix, Layout, WholeMatrix
 
 
 def layouts(zero: Any, stage: int) -> dict[int, Layout]:
-    """The layout of each parameter group. zero: DeepSpeed's optimizer of ZeRO `stage` 1, 2 or 3."""
+    """Return the layout of each parameter group by index. zero: DeepSpeed's optimizer of ZeRO `stage` 1, 2 or 3."""
     if stage < 3:
         return {
             i: [WholeMatrix(start, meta.shape) for start, meta in zip(starts, metas, strict=True)]

@@ -1,9 +1,9 @@
-"""Moves a DeepSpeed engine's tensors off the device and back, when a training rank lends its device.
+"""Offload of a DeepSpeed engine's tensors to host memory and back, while others use the device of a training rank.
 
-DeepSpeed moves the flat buffers of ZeRO 1 and 2. The rest is moved here: its ZeRO 3 moves master weights and optimizer
-state for its own Adam only, and treats its buffer of weights as one of all weights in the model's order, which it is
-not (it has the trained ones, in the optimizer's order); and no stage moves weights that are not trained. Tensors that
-the settings keep in host memory stay there.
+DeepSpeed moves the flat buffers of ZeRO 1 and 2. The rest is moved here: DeepSpeed's ZeRO 3 moves master weights and
+optimizer state for its own Adam only, and treats its weight buffer as all weights in the model's order, although it
+holds the trained ones in the optimizer's order; no stage moves frozen weights. Tensors that the settings keep in host
+memory stay there.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rlhf_core.training.deepspeed_settings import import_deepspeed
 
 
 def offload_states(engine: Any) -> list[Tensor]:
-    """Move everything off the device that outlives a step; returns what `reload_states` needs. Every rank must call it.
+    """Move the tensors that outlive a step to host memory; returns those to pass to `reload_states`.
 
-    engine: DeepSpeed's, or the bare module of a model that is neither trained nor sharded.
+    engine: DeepSpeed's, or the bare module of a model that is neither trained nor sharded. Every rank must call it.
     """
     zero = _zero_stage(engine)
-    with _few_objects_to_collect():
+    with _gc_frozen():
         if zero == 3:
             engine.empty_partition_cache()
         if zero and _is_trained(engine):
             engine.offload_states(include=_states_of_deepspeed(zero), pin_memory=torch.cuda.is_available())
     if zero == 3 and _is_trained(engine):
         _move_partitions(engine.optimizer, _in_host_memory(engine.optimizer.lp_param_buffer))
-    # What two engines share is moved by the first of them, and moved back by it.
+    # Tensors shared by two engines are moved, and moved back, by the first to offload.
     moved = [tensor for tensor in _other_tensors(engine, zero) if tensor.device.type != "cpu"]
     for tensor in moved:
         tensor.data = _in_host_memory(tensor)
@@ -57,8 +57,8 @@ def reload_states(engine: Any, moved: list[Tensor], device: torch.device) -> Non
 
 
 @contextmanager
-def _few_objects_to_collect() -> Iterator[None]:
-    """DeepSpeed collects garbage at every move, and would traverse every imported object: a second, or more."""
+def _gc_frozen() -> Iterator[None]:
+    """Exclude existing objects from garbage collection, which DeepSpeed runs at every move: a second or more."""
     gc.freeze()
     try:
         yield
@@ -79,7 +79,7 @@ def _is_trained(engine: Any) -> bool:
 
 
 def _only_partitions(engine: Any) -> bool:
-    """ZeRO 3 around a frozen model: it has no optimizer, only the hooks that gather weights."""
+    """Whether the engine is ZeRO 3 around a frozen model: without optimizer, only with hooks that gather weights."""
     import_deepspeed()
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
 
@@ -95,7 +95,7 @@ def _states_of_deepspeed(zero: int) -> list[Any]:
 
 
 def _move_partitions(zero: Any, buffer: Tensor) -> None:
-    """Make `buffer` that of this rank's partitions of the trained weights under ZeRO 3, and all views of it."""
+    """Make `buffer` the storage of this rank's ZeRO 3 partitions of the trained weights, and update their views."""
     zero.lp_param_buffer.data = buffer
     zero.fp16_partitioned_groups_flat.clear()
     start = 0
@@ -108,7 +108,7 @@ def _move_partitions(zero: Any, buffer: Tensor) -> None:
 
 
 def _other_tensors(engine: Any, zero: int) -> Iterator[Tensor]:
-    """Tensors of which there are no other views, so that their data can be moved one by one."""
+    """Yield the tensors that have no other views, and so can be moved one by one."""
     module = engine.module if _is_deepspeed(engine) else engine
     yield from module.buffers()
     for parameter in module.parameters():

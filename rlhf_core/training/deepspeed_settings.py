@@ -1,4 +1,4 @@
-"""How DeepSpeed is imported and configured."""
+"""Import and configuration of DeepSpeed."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def import_deepspeed() -> Any:
     from deepspeed.utils import logger
 
     logger.setLevel(logging.ERROR)
-    # No operator is taken from DeepSpeed's list: probing it runs compilers, and the one it would build at start
-    # (shared-memory all-reduce, a minute of compiling) serves tensor-parallel inference only.
+    # Disable DeepSpeed's operators: probing them runs compilers, and the one built at start (shared-memory all-reduce,
+    # a minute of compilation) is for tensor-parallel inference only.
     deepspeed.ops.__compatible_ops__ = {}
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # DeepSpeed calls them
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # called by DeepSpeed
     return deepspeed
 
 
 def deepspeed_settings(engine: EngineConfig, optimizer: OptimizerConfig | None, parameters: int) -> dict[str, Any]:
-    """DeepSpeed's configuration of an engine for a model with this number of parameters."""
+    """Return DeepSpeed's configuration. parameters: number of the model's parameters."""
     stage = engine.sharding
     settings: dict[str, Any] = {
-        # The caller's micro-batches vary in number, and nothing is divided by a count: step() is the boundary, or, at
-        # stage 0, the last backward.
+        # The number of micro-batches varies, and losses are not divided by it: the accumulation boundary is step(), or
+        # the last backward at stage 0.
         "managed_gradient_accumulation": stage == 0,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "steps_per_print": 1 << 62,
         "zero_allow_untested_optimizer": True,
-        # torch's own AdamW works in host memory too; DeepSpeed's would be compiled at the first start.
+        # torch's AdamW works in host memory too; DeepSpeed's would be compiled at the first start.
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": _zero(engine, parameters, trained=optimizer is not None),
-        # Set even if it is 0: DeepSpeed's default is to clip at 1.
+        # Set even if 0: by default DeepSpeed clips at 1.
         "gradient_clipping": optimizer.max_gradient_norm if optimizer is not None and stage > 0 else 0.0,
     }
     if engine.dtype == "bfloat16":
@@ -54,7 +54,7 @@ def deepspeed_settings(engine: EngineConfig, optimizer: OptimizerConfig | None, 
 
 
 def _zero(engine: EngineConfig, parameters: int, *, trained: bool) -> dict[str, Any]:
-    # Elements; DeepSpeed would reserve its 500 million for any model, and refuses an odd number.
+    # Elements. DeepSpeed would allocate its default of 500 million for any model, and rejects odd numbers.
     bucket = min(parameters + parameters % 2, 500_000_000)
     zero: dict[str, Any] = {
         "stage": engine.sharding,

@@ -18,16 +18,16 @@ class DeepSpeedState:
 
     _module: nn.Module
     _optimizer: torch.optim.Optimizer
-    _zero: Any  # DeepSpeed's optimizer around the other, which holds the partitions; at ZeRO 0, the other itself
+    _zero: Any  # DeepSpeed's wrapper of `_optimizer`, which has the partitions; `_optimizer` itself at ZeRO 0
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Copy `saved` into the live tensors. Raises StageError if they do not fit."""
+        """Copy `saved` into the live tensors. Raises StageError unless names, shapes and dtypes are equal."""
         self._create_optimizer_state(saved)
         live = self.live()
         copy_into({**live.shared, **live.own}, saved)
-        # Under ZeRO 3, small weights stay gathered between steps: they are gathered again from the restored partitions.
-        cut: list[Any] = [parameter for parameter in self._module.parameters() if _is_cut(parameter)]
-        gathered = [parameter for parameter in cut if parameter.ds_status.name == "AVAILABLE"]
+        # Under ZeRO 3, small weights stay gathered between steps: gather them again from the restored partitions.
+        partitioned: list[Any] = [parameter for parameter in self._module.parameters() if _is_partitioned(parameter)]
+        gathered = [parameter for parameter in partitioned if parameter.ds_status.name == "AVAILABLE"]
         if gathered:
             gathered[0].partition(gathered)
             gathered[0].all_gather(gathered)
@@ -43,7 +43,7 @@ class DeepSpeedState:
         if not self._is_sharded:
             return RankState(shared=weights | optimizer)
         masters = {f"master.{i}": parameter.data for i, parameter in enumerate(self._optimized())}
-        if any(map(_is_cut, module.parameters())):
+        if any(map(_is_partitioned, module.parameters())):
             return RankState(own=weights | masters | optimizer)
         return RankState(shared=weights, own=masters | optimizer)
 
@@ -52,14 +52,14 @@ class DeepSpeedState:
         return self._zero is not self._optimizer
 
     def _optimized(self) -> list[Tensor]:
-        """The parameters of the optimizer: the weights themselves, or this rank's partitions of the master weights."""
-        if any(map(_is_cut, self._module.parameters())):
-            # The optimizer has each of these in its groups only while it steps it.
+        """Return the optimizer's parameters: the weights, or this rank's partitions of the master weights."""
+        if any(map(_is_partitioned, self._module.parameters())):
+            # Under ZeRO 3, the optimizer's groups contain each of these only during its step.
             return list(self._zero.fp32_partitioned_groups_flat)
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
     def _create_optimizer_state(self, saved: Mapping[str, Tensor]) -> None:
-        """An optimizer has no state before its first step: create empty tensors for all saved ones."""
+        """Create empty tensors for all saved state, which an optimizer does not have before its first step."""
         for i, parameter in enumerate(self._optimized()):
             prefix = f"optimizer.{i}."
             for name, tensor in saved.items():
@@ -71,14 +71,14 @@ class DeepSpeedState:
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Trained weights (under ZeRO 3, this rank's partitions), and all buffers of the model's state dict."""
+    """Yield trained weights (under ZeRO 3, this rank's partitions), and all buffers of the model's state dict."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             yield f"weight.{name}", getattr(parameter, "ds_tensor", parameter).data
-    kept = set(module.state_dict(keep_vars=True))
-    yield from ((f"buffer.{name}", buffer) for name, buffer in module.named_buffers() if name in kept)
+    state_names = set(module.state_dict(keep_vars=True))
+    yield from ((f"buffer.{name}", buffer) for name, buffer in module.named_buffers() if name in state_names)
 
 
-def _is_cut(parameter: nn.Parameter) -> bool:
-    """Whether ZeRO 3 has partitioned it."""
+def _is_partitioned(parameter: nn.Parameter) -> bool:
+    """Whether ZeRO 3 has partitioned the parameter."""
     return hasattr(parameter, "ds_id")

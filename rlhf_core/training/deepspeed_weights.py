@@ -1,4 +1,4 @@
-"""The weights of a DeepSpeed engine, one whole weight at a time, however they are sharded over the ranks."""
+"""Reading and replacing the weights of a DeepSpeed engine, one full weight at a time, under any sharding."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def stored_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of a folder of `model`, whole. Every rank must take all; it may change once the next is taken."""
-    own = saved_weights(model)
-    for names in stored_groups(model, own):
-        with _gathered([own[name] for name in names]):
-            yield from stored_state(model, {name: own[name].detach() for name in names}).items()
+    """Yield each full tensor of `model`'s folder, valid until the next one. Every rank must consume all."""
+    live = saved_weights(model)
+    for names in stored_groups(model, live):
+        with _gathered([live[name] for name in names]):
+            yield from stored_state(model, {name: live[name].detach() for name in names}).items()
 
 
 def _gathered(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
-    """Inside, those that ZeRO 3 has partitioned are whole on all ranks."""
+    """Gather the tensors that ZeRO 3 has partitioned on all ranks, within the context."""
     sharded = [tensor for tensor in tensors if hasattr(tensor, "ds_id")]
     return import_deepspeed().zero.GatheredParameters(sharded) if sharded else nullcontext()
 
 
 @torch.no_grad()
 def master_weights(model: nn.Module, *, zero_stage: int) -> Iterator[tuple[str, Tensor]]:
-    """Each trained weight in float32: the master weight, where there are master weights. Every rank must take all."""
+    """Yield each trained weight in float32, the master weight if there is one. Every rank must consume all."""
     deepspeed = import_deepspeed()
     for name, parameter in trained_parameters(model).items():
         whole = parameter if zero_stage == 0 else deepspeed.utils.safe_get_full_fp32_param(parameter)
@@ -43,18 +43,18 @@ def master_weights(model: nn.Module, *, zero_stage: int) -> Iterator[tuple[str, 
 
 @contextmanager
 def replaced(model: nn.Module, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
-    """Inside, the model has `weights` (rank 0's; None on others) in place of the trained ones, which come back at exit.
+    """Replace the trained weights by `weights` (rank 0's; None on others) within the context, and restore them at exit.
 
-    Master weights and optimizer state stay as they are: nothing may be trained inside. Every rank must enter.
+    Master weights and optimizer state are not replaced: nothing may be trained meanwhile. Every rank must enter.
     """
-    own = {
+    previous = {
         name: _exchange(p, None if weights is None else weights[name]) for name, p in trained_parameters(model).items()
     }
     try:
         yield
     finally:
         for name, parameter in trained_parameters(model).items():
-            _exchange(parameter, own[name])
+            _exchange(parameter, previous[name])
 
 
 @torch.no_grad()

@@ -9,20 +9,20 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, Store, TCPStore  # the types of torch.distributed do not export them
+from torch._C._distributed_c10d import HashStore, Store, TCPStore  # torch.distributed does not export their types
 
 from rlhf_core.mesh import Mesh, current_mesh, join_mesh
 from rlhf_core.system.network import interface_towards
 
 TIMEOUT = timedelta(minutes=30)
-_host = "127.0.0.1"  # where the ranks meet
+_host = "127.0.0.1"  # of the store of this process's group
 
 
 def host_store(host: str, port: int = 0) -> TCPStore:
-    """The store where the ranks of a group meet, which listens at `host` alone; `port` 0: at one that is free.
+    """Start the rendezvous store of a process group, which listens on `host` only. port 0: any free port.
 
-    It holds the port from here on: one that is only looked up may be another process's when the ranks meet. Whoever
-    keeps it must outlive the group. Raises OSError if nothing can listen there.
+    The port is bound immediately, since another process could take one that is merely looked up. The store must
+    outlive the group. Raises OSError if the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listening:
@@ -33,12 +33,12 @@ def host_store(host: str, port: int = 0) -> TCPStore:
 
 
 def join_group(*, rank: int, size: int, address: str = "", sequence: int = 1, tensor: int = 1) -> Mesh:
-    """Join the group of `size` ranks that meets at `address` (host:port of its store; a group of one needs none).
+    """Join the process group of `size` ranks whose store is at `address` (host:port; unused for one rank).
 
-    sequence, tensor: sizes of the mesh; a replica is as many ranks as their product.
+    sequence, tensor: sizes of the mesh; a replica has sequence * tensor ranks.
 
-    gloo on CPUs, nccl on GPUs. Every rank is a process of its own that sees one GPU at most. Joining again as the same
-    rank is a no-op; as another one it raises RuntimeError. The process leaves the group when it exits.
+    The backend is gloo on CPUs and NCCL on GPUs. Every rank is a process that sees at most one GPU. Joining again as
+    the same rank is a no-op; as another one it raises RuntimeError. The process leaves the group at exit.
     """
     if dist.is_initialized():
         mesh = current_mesh()
@@ -53,7 +53,7 @@ def join_group(*, rank: int, size: int, address: str = "", sequence: int = 1, te
         global _host
         _host = address.rpartition(":")[0]
     if address and (interface := interface_towards(address)):
-        # Otherwise gloo binds to whatever the host's name resolves to, which other nodes may not reach.
+        # By default gloo binds to the address of the host name, which other nodes may not reach.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     backend = "gloo"
     if torch.cuda.is_available():
@@ -64,7 +64,7 @@ def join_group(*, rank: int, size: int, address: str = "", sequence: int = 1, te
         host, _, port = address.rpartition(":")
         store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=TIMEOUT)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    # gloo's threads, if they outlive the interpreter, now and then abort a process that has done all its work.
+    # gloo's threads occasionally abort a finished process if they outlive the interpreter.
     atexit.register(_leave_group)
     return join_mesh(sequence=sequence, tensor=tensor, timeout=TIMEOUT)
 
@@ -75,12 +75,12 @@ def _leave_group() -> None:
 
 
 def own_host() -> str:
-    """The host by which other nodes know this rank's, if it is rank 0."""
+    """Return the host at which other nodes reach rank 0."""
     return _host
 
 
 def _set_environment(*, rank: int, size: int) -> None:
-    """DeepSpeed reads these before it looks for MPI; LOCAL_SIZE is its CPU device count."""
+    """Set the variables that DeepSpeed reads before it tries MPI; LOCAL_SIZE is its CPU device count."""
     values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
     os.environ.update({name: str(value) for name, value in values.items()})
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""The contract of a training engine: one rank's part of a model that is trained or read on the ranks of a mesh."""
+"""The interface of a training engine: one rank's part of a model on a mesh, trained or frozen."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LossFunction = Callable[[nn.Module, B], LossAndMetrics]
 
 @dataclass(frozen=True)
 class StepCounters:
-    """What the next step depends on besides weights and optimizer state."""
+    """Counters that the next step depends on, besides weights and optimizer state."""
 
-    steps: int = 0  # taken or skipped: the place in the schedule
+    steps: int = 0  # applied or skipped: the position in the schedule
     skipped_updates: int = 0
     skipped_in_a_row: int = 0
 
     def after(self, *, applied: bool) -> StepCounters:
-        """The counters after one more step."""
+        """Return the counters after one more step."""
         if applied:
             return StepCounters(self.steps + 1, self.skipped_updates, 0)
         return StepCounters(self.steps + 1, self.skipped_updates + 1, self.skipped_in_a_row + 1)
@@ -38,9 +38,9 @@ class StepCounters:
 class TrainingEngine(Stateful, Protocol):
     """A wrapped model (PolicyModel, ScalarModel, ...) and its optimizer.
 
-    Every rank of the mesh calls every method, with the same number of micro-batches; ranks of a replica with the same
-    ones. `state` is what the next step depends on: trained weights, buffers, optimizer state and counters.
-    testing.training_engine.TrainingEngineContract has its tests.
+    Every rank of the mesh calls every method, with the same number of micro-batches; ranks of one replica pass the
+    same ones. `state` has trained weights, buffers, optimizer state and counters.
+    testing.training_engine.TrainingEngineContract has the tests of an implementation.
     """
 
     module: nn.Module  # whose attribute `model` is the transformers or peft model
@@ -53,47 +53,50 @@ class TrainingEngine(Stateful, Protocol):
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether its model computes what several sequences of a micro-batch begin with once."""
+        """Whether the model computes a common prefix of several sequences of a micro-batch once."""
 
     def step(self, micro_batches: Sequence[B], loss: LossFunction[B]) -> StepMetrics:
-        """One optimizer step. `loss(model, micro_batch)` returns this micro-batch's part of the step's loss, a sum
-        over its tokens divided by a count over the whole step, and its part of the metrics.
+        """Run one optimizer step.
 
-        Gradients are summed over micro-batches and replicas, so how the sequences are split does not change the
-        update. If the gradient is not finite, the update is skipped: on all ranks, weights and optimizer state stay as
-        they were, and the learning rate follows its schedule. Raises StageError if that makes `max_skipped_updates` in
-        a row, or if the ranks have different numbers of micro-batches.
+        `loss(model, micro_batch)` returns the micro-batch's part of the step's loss (a sum over its tokens divided by
+        a count over the whole step) and of the metrics. Gradients are summed over micro-batches and replicas, so the
+        update does not depend on the split of the sequences. If the gradient is not finite, the update is skipped on
+        all ranks: weights and optimizer state are unchanged, and the learning-rate schedule advances. Raises
+        StageError after `max_skipped_updates` skipped updates in a row, or if the ranks have different numbers of
+        micro-batches.
         """
 
     def forward(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], R]) -> list[R]:
-        """`function(model, micro_batch)` of each micro-batch in eval mode, without gradients; nothing is reduced."""
+        """Return `function(model, micro_batch)` of each micro-batch, unreduced, in eval mode without gradients."""
 
     def measure(
         self, micro_batches: Sequence[B], metrics: Callable[[nn.Module, B], Mapping[str, Metric]]
     ) -> dict[str, float]:
-        """The metrics of all micro-batches of all replicas, in eval mode and without gradients; on every rank."""
+        """Return the metrics over all micro-batches and replicas, on every rank, in eval mode without gradients."""
 
     def total(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], Tensor]) -> Tensor:
-        """The sum of what `forward` returns, over micro-batches and replicas; on every rank."""
+        """Return the results of `forward` summed over micro-batches and replicas, on every rank."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor of the model's folder, whole, on every rank; of a PeftModel those of the adapter's folder.
+        """Yield each full tensor of the model's folder (of a PeftModel, the adapter's folder) on every rank.
 
-        Tied weights appear once. Every rank must take all; a tensor may change once the next is taken.
+        Tied weights appear once. Every rank must consume all tensors; each is valid until the next one.
         """
 
     def weight_layout(self) -> dict[str, Tensor]:
-        """Name, shape and dtype of what `weights` yields, as tensors without memory; asks no other rank."""
+        """Return the tensors of `weights` on the meta device, without communication."""
 
     def master_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Each trained weight, whole, in float32, under its name in the wrapped HF model. Every rank must take all."""
+        """Yield each full trained weight in float32, by its name in the HF model. Every rank must consume all."""
 
     def replaced(self, weights: Mapping[str, Tensor] | None) -> AbstractContextManager[None]:
-        """Inside, forwards and `weights` use `weights` (rank 0's, others pass None), which have the names of
-        `master_weights`; nothing may be trained."""
+        """Use `weights` instead of the trained weights within the context, in which nothing may be trained.
+
+        weights: by the names of `master_weights`, from rank 0; other ranks pass None.
+        """
 
     def offload(self) -> None:
-        """Move everything that this engine keeps on the device to host memory. It cannot compute until `reload`."""
+        """Move the engine's tensors from the device to host memory. It cannot compute until `reload`."""
 
     def reload(self) -> None:
         """Undo `offload`."""

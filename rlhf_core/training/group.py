@@ -1,4 +1,4 @@
-"""A group of training ranks, seen from its driver."""
+"""The interface of a group of training ranks for its driver, and a group of one rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 
 def host_memory_only(method: M) -> M:
-    """Marks a worker's method that touches host memory alone: it may run while the device is lent to others."""
+    """Mark a worker's method that uses host memory only, and so may run while engines use the rank's device."""
     method.host_memory_only = True  # type: ignore[attr-defined]  # functions have attributes
     return method
 
@@ -30,7 +30,7 @@ def is_host_memory_only(method: Callable[..., Any]) -> bool:
 class WorkerGroup(Protocol[W_co]):
     """Ranks 0 ... size - 1, each with one worker object of class W; a method runs on all ranks at the same time.
 
-    Methods are passed unbound, such as `group.call(RLWorker.save, folder)`; a worker's own override is what runs.
+    Methods are passed unbound, such as `group.call(RLWorker.save, folder)`; overrides in the worker's class apply.
     """
 
     before: Before
@@ -44,31 +44,36 @@ class WorkerGroup(Protocol[W_co]):
         """The number of replicas of the model, each of which is one rank or several."""
 
     def call(self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        """`worker.method(*args)` on every rank; the results by rank. Raises StageError if a worker dies."""
+        """Return the results of `worker.method(*args)` by rank. Raises StageError if a worker dies."""
 
     def scatter(
         self, method: Callable[Concatenate[W_co, S, P], R], shards: Sequence[S], /, *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
-        """`worker.method(shards[replica], *args)` on every rank, of its replica; the results by replica."""
+        """Return the results of `worker.method(shards[replica], *args)` by replica, run on all of its ranks."""
 
     def begin(
         self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Callable[[], list[R]]:
-        """As `call`, but returns at once: a function that waits for the results by rank, and raises as `call`. The
-        ranks take up no other call before."""
+        """Start a call and return at once. The ranks run no other call before it ends.
+
+        The returned function waits for the results by rank, and raises as `call` does.
+        """
 
     def aside(
         self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Callable[[], list[R]]:
-        """Start `worker.method(*args)` on every rank, in a thread beside its other calls, and return at once; one such
-        call at a time. The returned function waits for the results by rank, in any thread, and raises as `call`."""
+        """Start a call in a second thread of every rank, concurrent with other calls, and return at once.
+
+        Only one such call may run at a time. The returned function waits for the results by rank, and raises as `call`
+        does; any thread may call it.
+        """
 
     def shutdown(self) -> None:
-        """End the workers and release their resources."""
+        """Stop the workers and release their resources."""
 
 
 class InlineGroup(Generic[W]):
-    """One rank in this process, where a debugger reaches it: for `alignment try` and tests."""
+    """A group of one rank in this process, for debugging (`alignment try`) and tests."""
 
     def __init__(self, factory: Callable[..., W], *args: Any) -> None:
         join_group(rank=0, size=1)

@@ -1,4 +1,4 @@
-"""The reduction of metrics (rlhf_core.metrics): over the micro-batches and replicas of a step, and over steps."""
+"""Reduction of metrics (rlhf_core.metrics) over the micro-batches and replicas of a step, and over steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StepMetrics:
 
 
 class MetricTotals:
-    """Adds up the metrics of the micro-batches of one optimizer step, in float64."""
+    """Running totals of the metrics of one optimizer step's micro-batches, in float64."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -34,7 +34,7 @@ class MetricTotals:
         self._tokens = torch.zeros((), dtype=torch.float64)
 
     def add(self, metrics: Mapping[str, Metric], num_tokens: Tensor | int) -> None:
-        """One micro-batch's metrics, and the number of its trained tokens."""
+        """Add one micro-batch's metrics. num_tokens: its trained tokens."""
         self._tokens = self._tokens + num_tokens
         for name, metric in metrics.items():
             value = metric.value.detach().double()
@@ -45,16 +45,16 @@ class MetricTotals:
                 sums[name] = sums[name] + value if name in sums else value
 
     def over_replicas(self, device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
-        """Means and maxima, as in StepMetrics, over all replicas. Every rank must have added the same names."""
-        names, counted = sorted(self._sums), sorted(self._token_sums)
-        totals = [*(self._sums[name] for name in names), *(self._token_sums[name] for name in counted), self._tokens]
+        """Return means and maxima, as in StepMetrics, over all replicas. Every rank must have added the same names."""
+        sum_names, mean_names = sorted(self._sums), sorted(self._token_sums)
+        totals = [*(self._sums[n] for n in sum_names), *(self._token_sums[n] for n in mean_names), self._tokens]
         *values, tokens = _all_reduce(totals, dist.ReduceOp.SUM, device)
-        sums = dict(zip(names, values[: len(names)], strict=True))
-        token_sums = zip(counted, values[len(names) :], strict=True)
-        largest = sorted(self._maxima)
-        maxima = _all_reduce([self._maxima[name] for name in largest], dist.ReduceOp.MAX, device)
+        sums = dict(zip(sum_names, values[: len(sum_names)], strict=True))
+        token_sums = zip(mean_names, values[len(sum_names) :], strict=True)
+        max_names = sorted(self._maxima)
+        maxima = _all_reduce([self._maxima[name] for name in max_names], dist.ReduceOp.MAX, device)
         means = merged(sums, {name: value / max(tokens, 1) for name, value in token_sums})
-        return means, dict(zip(largest, maxima, strict=True))
+        return means, dict(zip(max_names, maxima, strict=True))
 
 
 def _all_reduce(values: Sequence[Tensor], operation: dist.ReduceOp.RedOpType, device: torch.device) -> list[float]:
@@ -66,27 +66,27 @@ def _all_reduce(values: Sequence[Tensor], operation: dist.ReduceOp.RedOpType, de
 
 
 def of_batch(metrics: Mapping[str, Metric], num_tokens: int) -> dict[str, float]:
-    """The metrics of one whole batch in one process; num_tokens: its trained tokens."""
+    """Return the metrics of one whole batch in one process. num_tokens: its trained tokens."""
     totals = MetricTotals()
     totals.add(metrics, num_tokens)
     return merged(*totals.over_replicas(torch.device("cpu")))
 
 
 def over_steps(steps: Sequence[StepMetrics], prefix: str = "") -> dict[str, float]:
-    """One set of metrics for several optimizer steps, at least one, that report the same names.
+    """Merge the metrics of one or more optimizer steps that report the same names.
 
-    Means over the steps that were applied (over all steps, if none was), but the largest value of a maximum, and
-    the number of `skipped_updates`. prefix: of the names that every model reports, where several are trained.
+    Skipped steps are ignored unless all were skipped. The result has means, the largest of each maximum, and the
+    number of `skipped_updates`. prefix: of the names that every model reports, if several models are trained.
     """
     applied = [step for step in steps if not step.skipped] or steps
-    own = {
+    common = {
         f"{prefix}gradient_norm": _mean([step.gradient_norm for step in applied]),
         f"{prefix}learning_rate": _mean([step.learning_rate for step in applied]),
         f"{prefix}skipped_updates": float(sum(step.skipped for step in steps)),
     }
     means = {name: _mean([step.means[name] for step in applied]) for name in applied[0].means}
     maxima = {name: max(step.maxima[name] for step in applied) for name in applied[0].maxima}
-    return merged(means, maxima, own)
+    return merged(means, maxima, common)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -19,10 +19,11 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalize(matrix: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """(A, B): near U V^T of the matrix U S V^T, by `steps` Newton-Schulz iterations in `dtype` from matrix / norm.
+    """Approximate U V^T of the matrix U S V^T, (A, B), by `steps` Newton-Schulz iterations in `dtype`.
 
-    Singular values end up between about 0.7 and 1.2, not at 1. A matrix of zeros stays one. In bfloat16 each sum is
-    rounded once (`addmm`), as in torch.optim.Muon: rounding the products too would double the error.
+    The iteration starts at matrix / norm. Singular values end up between about 0.7 and 1.2, not at 1; a zero matrix
+    stays zero. In bfloat16 each sum is rounded once (`addmm`), as in torch.optim.Muon: rounding the products too would
+    double the error.
     """
     a, b, c = _COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
@@ -35,20 +36,20 @@ def orthogonalize(matrix: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
 
 
 def update_scale(shape: Sequence[int], kind: Literal["match_rms_adamw", "original"]) -> float:
-    """What an orthogonal update of (A, B) is multiplied by: arXiv:2502.16982 eq. 4, or Jordan et al., 2024."""
+    """Return the factor of an orthogonal update of (A, B): arXiv:2502.16982 eq. 4, or Jordan et al., 2024."""
     rows, columns = shape
     return 0.2 * math.sqrt(max(rows, columns)) if kind == "match_rms_adamw" else math.sqrt(max(1.0, rows / columns))
 
 
 @dataclass(frozen=True, slots=True)
 class WholeMatrix:
-    """A matrix in the partitions of ZeRO 1 and 2, which cut one long vector: elements `start` and on of that vector."""
+    """A matrix in the partitions of ZeRO 1 and 2, which split one flat vector: its elements from `start` on."""
 
     start: int
     shape: torch.Size
 
     def read(self, partitions: Tensor) -> Tensor:
-        """The matrix. partitions: (ranks, n), the partition of each rank."""
+        """Return the matrix. partitions: (ranks, n), the partition of each rank."""
         return partitions.view(-1)[self.start : self.start + self.shape.numel()].view(self.shape)
 
     def write(self, partitions: Tensor, matrix: Tensor) -> None:
@@ -57,14 +58,14 @@ class WholeMatrix:
 
 @dataclass(frozen=True, slots=True)
 class CutMatrix:
-    """A matrix in the partitions of ZeRO 3, which cuts each matrix: every rank holds `length` elements, at `start`."""
+    """A matrix in the partitions of ZeRO 3, which splits each matrix: every rank has `length` elements at `start`."""
 
     start: int
     length: int
     shape: torch.Size
 
     def read(self, partitions: Tensor) -> Tensor:
-        """The matrix. partitions: (ranks, n), the partition of each rank."""
+        """Return the matrix. partitions: (ranks, n), the partition of each rank."""
         pieces = partitions[:, self.start : self.start + self.length]
         return pieces.reshape(-1)[: self.shape.numel()].view(self.shape)
 
@@ -79,11 +80,11 @@ Layout = Sequence[WholeMatrix | CutMatrix]
 
 
 class Muon(torch.optim.AdamW):
-    """Groups with `muon` true: arXiv:2502.16982, algorithm 1; the others: AdamW.
+    """Muon (arXiv:2502.16982, algorithm 1) for groups with `muon` true, AdamW for the others.
 
-    The momentum is the state `momentum_buffer` of each parameter. A group's parameters are matrices, or, under ZeRO,
-    one vector with this rank's partition of them, whose layout `layouts` holds by the group's `index`: then the ranks
-    gather the directions, orthogonalise a share of the matrices each, and exchange the updates.
+    The momentum is the state `momentum_buffer` of each parameter. A group's parameters are matrices or, under ZeRO, one
+    vector with this rank's partition of them, whose layout is in `layouts` by the group's `index`. The ranks then
+    gather the update directions, orthogonalise a share of the matrices each, and all-reduce the updates.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of all groups; a parameter without a gradient is left alone."""
+        """Update all groups; parameters without a gradient are skipped."""
         groups = self.param_groups
         self.param_groups = [group for group in groups if not group["muon"]]
         super().step(closure)
@@ -108,11 +109,11 @@ class Muon(torch.optim.AdamW):
                     self._step_matrix(parameter, group)
 
     def _step_matrix(self, parameter: Tensor, group: Mapping[str, Any]) -> None:
-        """One step of a matrix, or of a partition of matrices: all but the orthogonalisation is by element."""
+        """Update a matrix, or a partition of matrices: everything but the orthogonalisation is element-wise."""
         assert parameter.grad is not None
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros(())  # unused, but AdamW looks for it when a state is loaded
+            state["step"] = torch.zeros(())  # unused here, but AdamW reads it when a state is loaded
             state["momentum_buffer"] = torch.zeros_like(parameter)
         state["step"] += 1
         momentum: Tensor = state["momentum_buffer"]
@@ -126,9 +127,9 @@ class Muon(torch.optim.AdamW):
         return orthogonalize(direction, self._config.ns_steps, self._dtype) * scale
 
     def _exchange(self, direction: Tensor, group_index: int) -> Tensor:
-        """This rank's partition (n,) of the updates, of its partition of the directions.
+        """Return this rank's partition (n,) of the updates, given its partition of the directions.
 
-        On the device even where the optimizer's state is in host memory: NCCL sends nothing from there, and a GPU
+        Runs on the device even if the optimizer's state is in host memory: NCCL cannot send from there, and a GPU
         multiplies the matrices in a fraction of the time.
         """
         mesh = current_mesh()

@@ -22,46 +22,46 @@ _MUON_GROUP_ELEMENTS = 1 << 27
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """The rate of optimizer step `step` (from 0) of `total_steps`.
+    """Return the learning rate of optimizer step `step` (from 0) of `total_steps`.
 
-    Rises linearly over ceil(warmup_share * total_steps) steps, the first of which is not 0; then `constant`, or falls
-    (`linear`, or along a half `cosine`, arXiv:1608.03983) so that the last step has final_learning_rate_share of it.
-    Beyond the last step it stays at the last rate.
+    Linear warmup over ceil(warmup_share * total_steps) steps, above 0 from the first; then `constant`, or a decay
+    (`linear`, or half a `cosine`, arXiv:1608.03983) to final_learning_rate_share of the peak at the last step.
+    Later steps have the rate of the last one.
     """
     warmup = math.ceil(config.warmup_share * total_steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
     if config.schedule == "constant":
         return config.learning_rate
-    falling = max(total_steps - 1 - warmup, 1)
-    progress = min((step - warmup) / falling, 1.0)
-    left = 1 - progress if config.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    decay_steps = max(total_steps - 1 - warmup, 1)
+    progress = min((step - warmup) / decay_steps, 1.0)
+    remaining = 1 - progress if config.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
     final = config.final_learning_rate_share
-    return config.learning_rate * (final + (1 - final) * left)
+    return config.learning_rate * (final + (1 - final) * remaining)
 
 
 def build_optimizer(model: nn.Module, engine: EngineConfig, config: OptimizerConfig) -> torch.optim.AdamW:
-    """The optimizer of the trained parameters of `model` (PolicyModel, ScalarModel, ...).
+    """Build the optimizer of the trained parameters of `model` (PolicyModel, ScalarModel, ...).
 
-    Each group has `lr_scale`, by which the step's learning rate is multiplied. Raises ValueError if nothing is trained.
+    Each group has `lr_scale`, a factor of the step's learning rate. Raises ValueError if no parameter is trained.
     """
     if config.name == "muon":
         settings = config.muon or MuonConfig()
         dtype = torch_dtype(engine.dtype)  # as all matrix products of this engine
         return Muon(muon_groups(model, config, settings), settings, betas=config.betas, dtype=dtype)
-    # One pass over the weights, in host memory too, and there on all cores at once.
+    # Fused: one pass over the weights, on all cores if they are in host memory.
     return torch.optim.AdamW(parameter_groups(model, config), betas=config.betas, fused=True)
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Trained parameters in two groups: matrices decay, vectors (norms, biases) do not. Raises ValueError if none."""
+    """Return matrices with weight decay, vectors (norms, biases) without. Raises ValueError if nothing is trained."""
     return _by_decay(_trained(model), config.weight_decay, lr_scale=1.0)
 
 
 def muon_groups(model: nn.Module, config: OptimizerConfig, settings: MuonConfig) -> list[dict[str, Any]]:
-    """Groups with `muon` true: the matrices of the backbone, embeddings excepted; the rest as in `parameter_groups`.
+    """Return groups with `muon` true for the backbone's matrices except embeddings, and the rest as `parameter_groups`.
 
-    Raises ValueError if nothing is trained, StageError if there is no such matrix.
+    Raises ValueError if no parameter is trained, StageError if no such matrix is.
     """
     trained = _trained(model)
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
@@ -97,7 +97,7 @@ def _by_decay(parameters: Iterable[nn.Parameter], weight_decay: float, *, lr_sca
 
 
 def _shares(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[nn.Parameter]]:
-    """The parameters in order, in lists of at most `limit` elements (a longer parameter is a list of its own)."""
+    """Split the parameters in order into lists of at most `limit` elements; a larger parameter has its own list."""
     share: list[nn.Parameter] = []
     for parameter in parameters:
         if share and sum(p.numel() for p in share) + parameter.numel() > limit:

@@ -1,4 +1,4 @@
-"""Every random generator of a process: seeded from one number, saved, and restored."""
+"""Seeding, saving and restoring of all random generators of a process."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ from rlhf_core.mesh import current_mesh
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's, numpy's and torch's generators (all devices), equally on every rank: new weights, such as an
-    adapter's, are initialised alike. Call `seed_rank` when the models are built."""
+    """Seed Python's, numpy's and torch's generators (all devices) equally on every rank.
+
+    New weights, such as an adapter's, are then initialised alike. Call `seed_rank` after building the models.
+    """
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def seed_rank(seed: int) -> None:
-    """Give every replica but the first torch generators of its own (all devices): dropout differs between replicas, and
-    is the same on all ranks of one.
+    """Seed torch's generators (all devices) by replica, so that dropout differs between replicas but not within one.
 
-    The first replica continues as it is, so a run of one does not depend on this call.
+    The first replica is left unchanged, so a run with one replica does not depend on this call.
     """
     if replica := current_mesh().replica:
         torch.manual_seed(derived_seed(seed, f"rank {replica}"))
 
 
 def derived_seed(seed: int, purpose: str) -> int:
-    """A seed of 63 bits for one purpose of the run with `seed`, such as `epoch 3`: a hash, so that no two purposes and
-    no neighbouring seeds share a random stream.
+    """Return a seed of 63 bits for one purpose of the run with `seed`, such as `epoch 3`.
 
-    Its low 32 bits alone have to tell seeds apart: torch's generator on CPU (a Mersenne twister) ignores the others.
+    A hash, so that no two purposes and no neighbouring seeds share a random stream. Its low 32 bits must suffice to
+    distinguish seeds: torch's generator on CPU (a Mersenne twister) ignores the others.
     """
     digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
     return int.from_bytes(digest[:8]) >> 1
 
 
 def torch_random_state() -> list[Tensor]:
-    """The states of torch's generators, for the CPU and, if there is one, this GPU."""
+    """Return the states of torch's generators, for the CPU and this GPU, if any."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
 
 
 def random_state() -> dict[str, Tensor]:
-    """The state of the generators: Python's, numpy's global one, torch's for the CPU and, if there is one, this GPU."""
+    """Return the state of Python's generator, numpy's global one, and torch's for the CPU and this GPU, if any."""
     version, words, gauss = random.getstate()
     state = {
         "python.words": torch.tensor(words, dtype=torch.int64),

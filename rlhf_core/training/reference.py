@@ -1,7 +1,7 @@
 """The reference model of a policy: the frozen model that a KL or a preference loss compares it with.
 
-Where the policy is an adapter and the reference its base, both share one copy of the weights; else the reference is a
-frozen copy, of the model that the policy starts from or of any other, whose weights may stay in host memory.
+If the policy is an adapter and the reference its base, both share one copy of the weights. Otherwise the reference is a
+frozen copy of the initial policy or of another model, whose weights may stay in host memory.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ R = TypeVar("R")
 
 
 class Reference(Protocol):
-    """Every rank must call every method."""
+    """A reference model. Every rank must call every method."""
 
     @property
     def shares_prompts(self) -> bool:
-        """As of TrainingEngine."""
+        """As TrainingEngine.shares_prompts."""
 
     def forward(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], R]) -> list[R]:
         """As TrainingEngine.forward."""
 
     def offload(self) -> None:
-        """Leave nothing on the device, until `reload`."""
+        """Move all tensors off the device until `reload`."""
 
     def reload(self) -> None:
-        """Back to the device, if that is where the weights are kept."""
+        """Move the weights back to the device, unless they stay in host memory."""
 
 
 class AdapterOff:
     """The base of a LoRA policy: the policy's own weights with the adapter switched off."""
 
     def __init__(self, policy: TrainingEngine) -> None:
-        """policy: of a PeftModel."""
+        """policy: the engine of a PeftModel."""
         model = policy.module.model
         assert is_adapted(model)
         self._policy, self._model = policy, model
@@ -66,7 +66,7 @@ class AdapterOff:
 
 
 class FrozenCopy:
-    """A causal language model of its own, never trained."""
+    """A separate causal language model that is never trained."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class FrozenCopy:
         wrapper: Callable[[nn.Module], PackedModel] = PolicyModel,
     ) -> None:
         """offloaded: the weights are on the device only while `forward` runs, and in host memory otherwise.
-        wrapper: whose forward `forward` calls."""
+        wrapper: of the model that is passed to `forward`'s function."""
         model = load_causal_model(folder, dtype=torch_dtype(engine.dtype), attention=engine.attention)
         self.engine = build_engine(wrapper(model), engine=engine)
         self._offloaded = offloaded

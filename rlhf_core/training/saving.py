@@ -1,4 +1,4 @@
-"""The trained model on its way from the ranks to a folder of rank 0, and from there to the job, which publishes it."""
+"""Saving of the trained model: from the ranks to a folder of rank 0's node, and from there to the job's node."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ W = TypeVar("W", bound=SnapshotWorker)
 def save(
     workers: WorkerGroup[W], folder: Path, context: StageContext, write: Callable[[W, Path], None] | None = None
 ) -> None:
-    """Rank 0 writes the trained model, and `folder`, in this job's working folder, then has it on this node.
+    """Save the trained model to `folder`, in this job's working folder. write: see SnapshotWorker.hand_over.
 
-    From another node it travels through the store: rank 0 uploads the files as blobs, this node downloads them. That
-    costs one download of the model, to disk and never whole in memory; the upload is the one that publishing would do,
-    which finds the blobs there. A folder that is not published itself, such as an adapter that is merged first, leaves
-    its blobs unreferenced.
+    From another node, the files are transferred through the store: rank 0 uploads them as blobs, this node downloads
+    them. The download streams to disk; publishing does not repeat the upload, since the blobs exist. If the folder
+    itself is not published, such as an adapter that is merged first, its blobs stay unreferenced.
     """
     files = workers.call(SnapshotWorker.hand_over, folder, write)[0]
     if files:
@@ -41,10 +40,10 @@ def save(
 def write_model(
     engine: TrainingEngine, folder: Path, tokenizer_folder: Path | None, kept: KeptWeights | None = None
 ) -> None:
-    """Write the model of `engine`, with LoRA its adapter, as a folder on rank 0's node, one tensor in memory at a time.
+    """Write the model of `engine`, with LoRA its adapter, to a folder on rank 0's node, one tensor in memory at a time.
 
-    With its weights as they are, or those that were `kept`. Every rank must call it.
-    Raises StageError if nothing was kept: no validation was finite.
+    kept: weights to write instead of the current ones. Every rank must call it.
+    Raises StageError if `kept` is empty: no validation was finite.
     """
     model = engine.module.model
     assert isinstance(model, nn.Module)

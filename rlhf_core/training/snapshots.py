@@ -1,5 +1,7 @@
-"""What a rank's node uploads: its part of a checkpoint, copied to host memory first so that training continues while
-it is written, and the trained model where the job's driver is on another node."""
+"""Uploads of a rank: its part of a checkpoint, and the trained model if the job's driver is on another node.
+
+State is copied to host memory first, so that training continues while the checkpoint is written.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ SHARED = "shared.safetensors"  # state that is equal on all ranks, written by ra
 
 
 class HostCopy:
-    """Copies of tensors in host memory, the same memory each time: pages that are mapped already are filled faster."""
+    """Copies of tensors in host memory, in buffers that are reused: pages already mapped are filled faster."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Valid until the next call."""
+        """Return copies of `tensors`, valid until the next call."""
         self._buffers = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
         for name, tensor in tensors.items():
             self._buffers[name].copy_(tensor.detach(), non_blocking=True)
@@ -47,7 +49,7 @@ class HostCopy:
 
 
 class SnapshotWorker(ABC):
-    """A rank whose state can be kept and restored. Every rank must call every method."""
+    """A rank whose state can be saved and restored. Every rank must call every method."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
@@ -57,17 +59,17 @@ class SnapshotWorker(ABC):
 
     @abstractmethod
     def parts(self) -> Mapping[str, Stateful]:
-        """What the next step depends on, by name, except the random generators."""
+        """Return the state that the next step depends on, by name, except the random generators."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Rank 0 writes the trained model to `folder` on its node. Every rank must call it."""
+        """Write the trained model to `folder` on rank 0's node. Every rank must call it."""
 
     def hand_over(self, folder: Path, write: Callable[[Any, Path], None] | None = None) -> Mapping[str, str]:
-        """Save to `folder`, which lies in the driver's working folder. Every rank must call it. write: the method that
-        saves, if not `save`.
+        """Save the trained model to `folder`, in the driver's working folder. Every rank must call it.
 
-        If this node does not have that folder, rank 0 stores the files instead and returns what `get_files` needs.
+        write: the method that saves; None: `save`. Returns an empty mapping, or, if the driver's working folder is on
+        another node, the files that rank 0 has uploaded for StageContext.get_files.
         """
         write = write or type(self).save
         if folder.parent.is_dir():
@@ -95,7 +97,7 @@ class SnapshotWorker(ABC):
 
     @host_memory_only
     def write_state(self, name: str) -> list[CheckpointFile]:
-        """Upload what `copy_state` has copied to the checkpoint `name`. Safe in a thread beside the training's."""
+        """Upload the state copied by `copy_state` to the checkpoint `name`. May run in a thread during training."""
         files = {_own_file(self._rank): self._copied.own}
         if self._rank == 0:
             files[SHARED] = self._copied.shared
@@ -111,7 +113,7 @@ class SnapshotWorker(ABC):
 
     @host_memory_only
     def fetch_state(self, checkpoint: Checkpoint) -> str:
-        """Download this rank's part of `checkpoint`; no state changes yet. Returns what is damaged, if any."""
+        """Download this rank's part of `checkpoint` without loading it. Returns its damage, or an empty string."""
         loaded = []
         for file in (SHARED, _own_file(self._rank)):
             path = self._context.workdir / f"restoring-{self._rank}-{file}"
@@ -125,7 +127,7 @@ class SnapshotWorker(ABC):
         return ""
 
     def restore_state(self) -> None:
-        """Load what `fetch_state` has downloaded. Raises StageError if it does not fit this run."""
+        """Load the state downloaded by `fetch_state`. Raises StageError if it does not fit this run."""
         fetched, self._fetched = self._fetched, RankState()
         for part, stateful in self.parts().items():
             stateful.load_state(RankState(_below(part, fetched.shared), _below(part, fetched.own)))

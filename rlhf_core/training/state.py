@@ -1,7 +1,7 @@
 """The state that an engine's next step depends on, as named tensors.
 
-The tensors are live: a checkpoint copies them out, a restored run copies them in, in place, so that DeepSpeed's views
-and buckets of them stay valid. Frozen weights, such as the base of a LoRA model, are not among them.
+The tensors are live: a checkpoint copies from them, and a resumed run copies into them in place, so that DeepSpeed's
+views and buckets stay valid. Frozen weights, such as the base of a LoRA model, are not included.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from rlhf_core.errors import StageError
 
 @dataclass(frozen=True)
 class RankState:
-    """Tensors of one rank by name. `shared`: equal on all ranks, so that rank 0's serve them all."""
+    """Tensors of one rank by name. `shared`: equal on all ranks, so only rank 0's are saved."""
 
     shared: dict[str, Tensor] = field(default_factory=dict)
     own: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Stateful(Protocol):
-    """A part of a rank that the next step depends on."""
+    """A part of a rank with state that the next step depends on."""
 
     def state(self) -> RankState:
-        """References to the live tensors; non-tensor state is encoded as new tensors."""
+        """Return references to the live tensors; non-tensor state is encoded as new tensors."""
 
     def load_state(self, state: RankState) -> None:
         """Load `state`, tensors on the CPU. Every rank must call it. Raises StageError if it does not fit."""
 
 
 def copy_into(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Copy each tensor of `saved` into the one of `live` with its name. Raises StageError unless they fit exactly."""
+    """Copy each tensor of `saved` into the one of the same name in `live`.
+
+    Raises StageError unless names, shapes and dtypes are equal.
+    """
     advice = "it was written with other settings; set them back, or set checkpoint.resume to false"
     for name in sorted(live.keys() ^ saved.keys()):
         where = "is in this run, but not in the checkpoint" if name in live else "is in the checkpoint, not in this run"
