@@ -1,4 +1,4 @@
-"""An engine in a child process, for a process that trains: vLLM would take its process group, and end it."""
+"""An engine in a child process, for a process that trains: in it, vLLM would use and destroy its process group."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, start_engine
 from rlhf_core.rollout.engines import OneEngine
 
-_engines: dict[int, Any] = {}  # in the child
+_engines: dict[int, Any] = {}  # in the child process
 _numbers = itertools.count()
 
 
 class ChildEngine(OneEngine):
-    """An engine in `process`, which may have several; what it raises is raised here."""
+    """An engine in `process`, which may have several. Its errors are raised in this process."""
 
     def __init__(self, process: ChildProcess, folder: Path, settings: EngineSettings) -> None:
         super().__init__()
@@ -34,8 +34,10 @@ class ChildEngine(OneEngine):
 def engine_in_child(
     folder: Path, settings: EngineSettings, environment: Mapping[str, str] = {}, output: ChildOutput | None = None
 ) -> Iterator[ChildEngine]:
-    """An engine in a process of its own, which ends with this context. environment: further variables of it;
-    output: see ChildProcess."""
+    """Start an engine in a process of its own, which ends with the context.
+
+    environment: additional variables of the process. output: see ChildProcess.
+    """
     threads = {"OMP_NUM_THREADS": str(settings.config.num_threads), "HF_HUB_OFFLINE": "1"}
     with ChildProcess("the engine's process", threads | dict(environment), output) as process:
         engine = ChildEngine(process, folder, settings)
@@ -45,7 +47,7 @@ def engine_in_child(
 
 @contextmanager
 def quiet_engine(folder: Path, settings: EngineSettings) -> Iterator[ChildEngine]:
-    """As `engine_in_child`; what libraries print there is shown if the context ends with an error."""
+    """Start an engine like `engine_in_child`, and print its output only if the context ends with an error."""
     with kept_output() as output, engine_in_child(folder, settings, output=output) as engine:
         yield engine
 

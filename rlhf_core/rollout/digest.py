@@ -1,4 +1,4 @@
-"""A digest of a tensor, computed where it is: equal on all devices, and only hashes leave a device."""
+"""Digests of tensors, computed on their device: equal on all devices, and only hashes are transferred."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from torch.nn import functional as F
 
 from rlhf_core.rollout import xxh3
 
-_LEAF = xxh3.LENGTH  # bytes that one hash stands for
-_LEAVES = 64  # at once on CPUs: they stay in a core's cache
-_LEAVES_ON_DEVICES = 8192  # few, large kernels; they take a few times 128 MiB of memory
+_LEAF = xxh3.LENGTH  # bytes per hash
+_LEAVES = 64  # per block on CPUs, which then stays in a core's cache
+_LEAVES_ON_DEVICES = 8192  # few, large kernels; they need a few times 128 MiB of memory
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """128 bits of dtype, shape and values: one element changed, or two exchanged, give another digest.
+    """Return a digest of 128 bits of dtype, shape and values, which depends on every element and its position.
 
-    XXH3 of dtype, shape, and the XXH3 of each leaf of 16 KiB, the last filled up with zeros. Values too small to be
-    normal numbers count as 0, and -0 does: matrix products, by which an engine's packed weights are read back, keep
-    neither.
+    XXH3 of dtype, shape, and the XXH3 of each leaf of 16 KiB, the last padded with zeros. Subnormal numbers and -0
+    count as 0: matrix products, by which an engine's packed weights are read back, preserve neither.
     """
     digest = xxhash.xxh3_128(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     values = tensor.detach().contiguous().flatten()
@@ -30,16 +29,16 @@ def tensor_digest(tensor: Tensor) -> str:
 
 
 def _content(values: Tensor) -> Tensor:
-    """(whole leaves,) uint8: the bits of `values`, in memory of their own."""
+    """Return a copy of the bytes of `values`, uint8, padded to whole leaves."""
     floating = values.is_floating_point()
-    fresh = F.hardshrink(values, torch.finfo(values.dtype).tiny) if floating else values.clone()
-    content = fresh.view(torch.uint8)
-    missing = -content.numel() % _LEAF
-    return F.pad(content, (0, missing)) if missing else content
+    copied = F.hardshrink(values, torch.finfo(values.dtype).tiny) if floating else values.clone()
+    content = copied.view(torch.uint8)
+    padding = -content.numel() % _LEAF
+    return F.pad(content, (0, padding)) if padding else content
 
 
 def _on_cpu(content: Tensor) -> bytes:
-    """By the library, which is several times faster there than arithmetic of tensors."""
+    """Hash by the library, which is several times faster on CPUs than tensor arithmetic."""
     memory = content.numpy().data
     leaves = range(0, len(memory), _LEAF)
     return b"".join(xxhash.xxh3_64_intdigest(memory[i : i + _LEAF]).to_bytes(8, "little") for i in leaves)

@@ -1,4 +1,4 @@
-"""The contract of a rollout engine: tokens in, tokens out, and a proof of which weights it serves."""
+"""The interface of a rollout engine: tokens in, tokens out, and a proof of the weights it serves."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlhf_core.types import Completion
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What an engine is started with, beside the folder of the model that it serves as version 0."""
+    """Settings of an engine, besides the folder of the model that it serves as version 0."""
 
     config: RolloutEngineConfig
     dtype: Dtype
     seed: int
-    lora: LoraConfig | None = None  # of the adapters that are published; none: publishes bring the whole model
-    sleeps: bool = False  # it takes turns on its device with a rank
+    lora: LoraConfig | None = None  # of the published adapters; None: full models are published
+    sleeps: bool = False  # it shares its device with a rank, in turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,19 @@ class SamplingParameters:
 
 @dataclass(frozen=True, slots=True)
 class RequestImage:
-    content: bytes  # of its file
-    start: int  # index in the prompt of the first token that stands for it
-    length: int  # tokens, the marks around it included
+    content: bytes  # of the file
+    start: int  # index of its first token in the prompt
+    length: int  # tokens, including the markers around it
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One completion that an engine is asked for. Raises ValueError for a random one without a seed."""
+    """A request for one completion. Raises ValueError unless it has a seed exactly if it is not greedy."""
 
     prompt: Sequence[int]  # tokens
     parameters: SamplingParameters
-    seed: int | None  # so that it repeats exactly; none where greedy
-    images: Sequence[RequestImage] = ()  # of the prompt, in their order
+    seed: int | None  # makes sampling reproducible; None if greedy
+    images: Sequence[RequestImage] = ()  # of the prompt, in order
 
     def __post_init__(self) -> None:
         if (self.seed is None) != (self.parameters.temperature == 0):
@@ -69,15 +69,15 @@ class Request:
 class ServedTensor:
     """One weight as an engine serves it."""
 
-    name: str  # the engine's own: a head that is tied to the embedding has one too
-    published: str  # the tensor of a publish whose values it should have
+    name: str  # in the engine, where a head tied to the embedding has its own
+    published: str  # the published tensor that it should equal
     digest: str  # digest.tensor_digest of its values
-    read_back: bool = True  # False: the digest is of the values that the engine was given; its layout cannot be read
+    read_back: bool = True  # False: the layout cannot be read; the digest is of the received values
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """The proof of one engine of what it serves."""
+    """The answer of one engine to a probe, from which its weights are verified."""
 
     version: int
     logprobs: list[list[float]]
@@ -85,56 +85,56 @@ class ProbeAnswer:
 
 
 class RolloutEngine(Protocol):
-    """Sampling is a function of (weights, requests): the same call of `generate` gives the same completions.
+    """An engine whose `generate` is a deterministic function of (weights, requests).
 
-    An engine that keeps nothing inherits `forget`, `sleep`, `wake` and `shutdown`.
+    An engine without caches or a device inherits `forget`, `sleep`, `wake` and `shutdown`.
     """
 
     def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
-        """The completion of each request, in their order. A prompt that leaves no room raises ValueError.
+        """Return the completion of each request, in order. Raises ValueError for a prompt that leaves no room.
 
-        keep_prefixes: of prompts that begin like one of an earlier call, compute the rest alone. Results differ in the
-        last bits from those without, and so are a function of all calls since the last one that kept nothing.
+        keep_prefixes: reuse the cached prefixes of earlier calls. Results then differ in the last bits, and depend on
+        all calls since the last one without it.
         """
 
     def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
-        """Take more requests, by numbers of the caller's, and sample: the completions that are whole by now.
+        """Add requests, by numbers chosen by the caller, sample, and return the completions that are finished.
 
-        abandoned: those taken before that are sampled no further; of one that is whole already nothing happens.
-        Returns as soon as there is one, and soon without one, so that others can be added. Repeats nothing to the bit.
+        abandoned: earlier requests to cancel; a no-op for finished ones. Returns as soon as a completion is finished,
+        or shortly without one, so that more requests can be added. Not reproducible to the bit.
         """
         return dict(zip(requests, self.generate(list(requests.values())), strict=True))
 
     def forget(self) -> None:
-        """Nothing that is asked from now on continues what was asked before: on CPU, what was kept of it is freed."""
+        """Drop the prefix cache; on CPU, free its memory too."""
         return None
 
     def load_weights(self, transport: Transport, manifest: WeightManifest) -> None:
-        """Serve the weights that `transport` brings (of a model, or of an adapter) as `manifest.version` from now on.
+        """Receive weights (of a model or an adapter) from `transport`, and serve them as `manifest.version`.
 
-        All that it receives must be taken, or the ranks that send it wait.
+        Every tensor must be consumed, or the sending ranks block.
         """
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """log p(token t | tokens < t) at temperature 1 of every token; the first of each sequence is 0.0."""
+        """Return log p(token t | tokens < t) at temperature 1 of every token; the first of each sequence is 0.0."""
 
     def served(self) -> tuple[ServedTensor, ...]:
-        """Every weight that it serves, as far as it can be read back: what a publish is proven by."""
+        """Return every weight that it serves, read back where possible, for the proof of a publish."""
 
     @property
     def weight_version(self) -> int:
         """The version being served; 0 is the weights the engine was started with."""
 
     def probe(self, sequences: Sequence[Sequence[int]]) -> ProbeAnswer:
-        """The log-probs of `sequences` at temperature 1, and the tensors that the engine serves."""
+        """Return the log-probs of `sequences` at temperature 1, and the tensors that the engine serves."""
         return ProbeAnswer(self.weight_version, self.logprobs(sequences), self.served())
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Release the device. Weights that are not kept must be loaded again before anything is sampled."""
+        """Release the device. If weights are not kept, they must be loaded again before sampling."""
         return None
 
     def wake(self) -> None:
-        """Take the device back."""
+        """Acquire the device again."""
         return None
 
     def shutdown(self) -> None:
@@ -143,7 +143,7 @@ class RolloutEngine(Protocol):
 
 
 def start_engine(folder: Path, settings: EngineSettings) -> RolloutEngine:
-    """Start an engine of `settings.config.type`, in a process that is for engines."""
+    """Start an engine of `settings.config.type`, in a process dedicated to engines."""
     use_threads(settings.config.num_threads)
     engine: RolloutEngine = resolve_name(ENGINES[settings.config.type].implementation)(folder, settings)
     return engine

@@ -1,4 +1,4 @@
-"""A group of rollout engines with the same weights: actors.EngineGroup, and groups of one engine."""
+"""The interface of a group of rollout engines with the same weights, and groups of one engine."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class Engines(Protocol):
         """The number of engines."""
 
     def call(self, method: Callable[Concatenate[RolloutEngine, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        """`engine.method(*args)` on every engine; the results in their order. Raises StageError if an engine dies."""
+        """Return the results of `engine.method(*args)` of all engines. Raises StageError if an engine dies."""
 
     def call_on(
         self, index: int, method: Callable[Concatenate[RolloutEngine, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """`engine.method(*args)` on one engine."""
+        """Return the result of `engine.method(*args)` of engine `index`."""
 
     def share(
         self, method: Callable[Concatenate[RolloutEngine, Sequence[S], P], list[R]], items: Sequence[S], /,
         *args: P.args, **kwargs: P.kwargs,
     ) -> list[R]:  # fmt: skip
-        """`engine.method(part of items, *args)` on the engines; the results of all items in their order."""
+        """Divide `items` among the engines; returns the results of `engine.method(part, *args)` in item order."""
 
     def publish(self, weights: Publication) -> None:
-        """Every engine serves `weights` from now on; proof.verify_weights checks that it does.
+        """Load `weights` into every engine, to be checked by proof.verify_weights.
 
-        Of weights that travel while they are sent, they must be on their way: see `hand_over`.
+        With a concurrent transport, sending must have started: see `hand_over`.
         """
 
 
@@ -83,25 +83,25 @@ class OneEngine(ABC):
 
 
 def hand_over(engines: Engines, weights: Publication) -> WeightManifest:
-    """Every engine serves `weights` from now on; returns their manifest, with the digests of what was sent.
+    """Send `weights` to every engine; returns their manifest, with the digests of the sent tensors.
 
-    Raises the error of an engine or of a rank, or of both where neither is the cause of the other.
+    Raises the error of an engine or of a rank, or both if each reports only that the other end failed.
     """
     if weights.start is None:
         engines.publish(weights)
         return weights.manifest
-    sent = weights.start()
+    finish_sending = weights.start()
     try:
         engines.publish(weights)
-    except TransportError as error:  # the ranks may have failed first, and their side of the transport soon ends
+    except TransportError as error:  # the cause may be an earlier error of the ranks
         try:
-            sent()
-        except TransportError as other:
-            raise TransportError(f"{error}; {other}") from error
+            finish_sending()
+        except TransportError as rank_error:
+            raise TransportError(f"{error}; {rank_error}") from error
         raise
-    return replace(weights.manifest, digests=sent())
+    return replace(weights.manifest, digests=finish_sending())
 
 
 def verb(method: Callable[..., Any]) -> str:
-    """The word for a call in errors: `advance` generates too."""
+    """Return the verb for a method in errors; `advance` is reported as generate."""
     return "generate" if method.__name__ == "advance" else method.__name__.replace("_", " ")

@@ -1,4 +1,4 @@
-"""An engine in this process as a group of one: where there is no Ray."""
+"""A group of one engine in this process, without Ray."""
 
 from __future__ import annotations
 

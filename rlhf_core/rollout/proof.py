@@ -1,9 +1,9 @@
-"""The proof that engines serve what was published: digests of every tensor, and log-probs of a fixed probe.
+"""Proof that engines serve the published weights: digests of every tensor, and log-probs of a fixed probe.
 
-The trainer takes a digest of each tensor before it leaves; every engine reads back what it computes with and takes the
-same digest. That is exact, and names tensors. Where a weight can only be read by products, in most publishes random
-columns stand for it. Log-probs are the other half: they would also be off where an engine computes with the right
-weights in a wrong way.
+The trainer computes a digest of each tensor before sending it; every engine reads back the tensors that it computes
+with, and computes the same digest. This is exact, and identifies the wrong tensors. For weights that can only be read
+by matrix products, most publishes check random columns only. Log-probs also detect an engine that computes wrongly with
+the right weights.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engine import ProbeAnswer, ServedTensor
 from rlhf_core.system.listing import some
 
-SAMPLED_COLUMNS = 64  # of a weight that is some work to read back
-_NAMED = 8  # tensors that an error names; of the others it gives the number
+SAMPLED_COLUMNS = 64  # of a weight that is expensive to read back
+_NAMED = 8  # tensors that an error names; the others are counted
 
 
 @dataclass(frozen=True, slots=True)
 class GivenMatrix:
-    """A weight as a publish gave it, and what a few of its columns must be read back as.
+    """Digests of a published weight, and of a sample of its columns.
 
-    k of n columns, drawn for each publish: that m columns are wrong is missed with probability C(n-m, k) / C(n, k), at
-    most (1 - m/n)^k. So old or exchanged weights, wrong almost everywhere, are always found, a single element in a
-    share k/n of the publishes.
+    k of n columns are drawn for each publish: m wrong columns are missed with probability C(n-m, k) / C(n, k), at most
+    (1 - m/n)^k. Stale or exchanged weights, wrong almost everywhere, are always detected; a single wrong element is
+    detected in a share k/n of the publishes.
     """
 
-    digest: str  # of the whole
+    digest: str  # of the whole weight
     columns: Tensor  # their indices
     columns_digest: str
 
     @classmethod
     def of(cls, weight: Tensor, dtype: torch.dtype, seed: int) -> GivenMatrix:
-        """weight: (out, in). The columns depend on seed and width alone. dtype: that the weight is served in."""
+        """Digest `weight`, (out, in), and columns drawn from seed and width only. dtype: of the served weight."""
         columns = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed))[:SAMPLED_COLUMNS]
         return cls(tensor_digest(weight), columns, tensor_digest(weight[:, columns].to(dtype)))
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What every engine must answer once it serves `version`."""
+    """The expected answer of engines that serve `version`."""
 
     version: int
-    logprobs: Sequence[Sequence[float]]  # the trainer's, of the probe at temperature 1; the first of each says nothing
+    logprobs: Sequence[Sequence[float]]  # the trainer's, of the probe at temperature 1; the first of each is ignored
     digests: Mapping[str, str] = field(default_factory=dict)  # of each published tensor
 
 
@@ -56,16 +56,16 @@ class Expected:
 class Proof:
     difference: float  # mean |log-prob difference| of the worst engine and the trainer over the probe's tokens
     max_difference: float  # of any engine, at any token
-    not_read_back: tuple[str, ...]  # tensors whose layout an engine cannot read: of these, only log-probs tell
+    not_read_back: tuple[str, ...]  # tensors whose layout an engine cannot read, checked by log-probs only
 
 
 def default_tolerance(dtype: str) -> float:
-    """The mean |log-prob difference| over the probe that rounding explains, with room for larger models.
+    """Return the mean |log-prob difference| over the probe that rounding explains, with a margin for larger models.
 
     Measured on CPU, vLLM against our packed forward: float32 below 1e-5 (single tokens 5e-5, SmolLM2-135M); bfloat16
-    0.02 to 0.06. A mean, since in bfloat16 a token that neither side thinks likely may be off by much more alone: by
-    0.3 to 1.1 over 15 publishes of one run. The head's trap (vllm_worker) was off by 0.5 to 4. So in bfloat16 log-probs
-    alone would see old weights late: there the digests, which are exact, see them at once.
+    0.02 to 0.06. A mean, since in bfloat16 a single unlikely token may differ much more: by 0.3 to 1.1 over 15
+    publishes of one run. A stale output head (vllm.worker.repack_heads) differed by 0.5 to 4. In bfloat16 log-probs
+    alone would detect stale weights late; digests, which are exact, detect them at once.
     """
     return {"float32": 1e-4, "bfloat16": 0.25}[dtype]
 
@@ -76,10 +76,10 @@ def verify_weights(
     tolerance: float,
     before: Expected | None = None,
 ) -> Proof:
-    """answers: of every engine, to the probe. before: what was published last, to recognise old values.
+    """Compare the answer of every engine with `expected`. before: the previous publish, to recognise stale values.
 
-    Raises WeightSyncError naming version and engine if the mean difference is above `tolerance`, or for every tensor
-    that is not as published, with where its values come from if that is known.
+    Raises WeightSyncError, with version and engine, if another version is served, the mean difference is above
+    `tolerance`, or tensors are not as published; it names these, with the origin of their values if known.
     """
     max_mean_difference = max_difference = 0.0
     unverifiable: set[str] = set()
@@ -91,7 +91,7 @@ def verify_weights(
         wrong = list(_wrong_tensors(answer, expected, before))
         differences = _differences(answer.logprobs, expected.logprobs)
         mean = float(differences.mean())
-        if wrong or not mean <= tolerance:  # nor is NaN
+        if wrong or not mean <= tolerance:  # true for NaN, too
             tensors = some(wrong, _NAMED) if wrong else "it serves each tensor as it was published"
             raise WeightSyncError(
                 f"engine {index} does not serve version {expected.version} as published: {tensors}; its "
@@ -104,7 +104,7 @@ def verify_weights(
 
 
 def _wrong_tensors(answer: ProbeAnswer, expected: Expected, before: Expected | None) -> Iterator[str]:
-    """A clause for each. An engine that says nothing at all, and a publish without digests, are left to log-probs."""
+    """Yield an error clause for each wrong tensor; none if no tensors were read back or published with digests."""
     if not answer.served or not expected.digests:
         return
     for tensor in answer.served:
@@ -128,7 +128,7 @@ def _origin(tensor: ServedTensor, expected: Expected, before: Expected | None) -
 
 
 def _differences(actual: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> Tensor:
-    """|Difference| at each token of the probe but the first of each sequence."""
+    """Return |actual - expected| of each token of the probe but the first of each sequence."""
     pairs = [(a[1:], e[1:]) for a, e in zip(actual, expected, strict=True)]
     flat = [abs(x - y) for a, e in pairs for x, y in zip(a, e, strict=True)]
     return torch.tensor(flat or [0.0], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A publish on its way from the trainer to the engines."""
+"""Publications of weights from the trainer to the engines."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Digests = Mapping[str, str]  # digest.tensor_digest of each tensor
 @dataclass(frozen=True, slots=True)
 class Publication:
     transport: Transport
-    manifest: WeightManifest  # with digests if all was sent before
-    files: Callable[[], Files]  # what a folder holds, for engines that cannot see it
-    start: Callable[[], Callable[[], Digests]] | None = None  # starts to send; returns what waits for the end of that
+    manifest: WeightManifest  # with digests if everything is already sent
+    files: Callable[[], Files]  # of the folder, for engines on other nodes
+    start: Callable[[], Callable[[], Digests]] | None = None  # starts sending; its result waits for the end
 
 
 @contextmanager
 def publication_of(
     state: Mapping[str, Tensor], version: int, *, dtype: torch.dtype | None = None, lora: LoraConfig | None = None
 ) -> Iterator[Publication]:
-    """A publication of weights that are all in memory, as a folder. `dtype` casts them, as the engine would do anyway.
+    """Write weights in memory to a folder, and yield their publication.
 
-    state: the whole model or, with `lora`, the adapter.
+    state: the whole model or, with `lora`, the adapter. dtype: to cast to, as the engine would do.
     """
     tensors = published_tensors(state, dtype)
     manifest, digests = WeightManifest.of(version, tensors), dict[str, str]()
@@ -41,8 +41,10 @@ def publication_of(
 
 
 def published_tensors(state: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """`state` on the CPU, contiguous. A tensor that shares its storage with an earlier one (a tied head) is left out:
-    loading ties it again."""
+    """Return `state` on the CPU, contiguous.
+
+    A tensor that shares the storage of an earlier one, such as a tied head, is left out: loading ties it again.
+    """
     seen: set[tuple[int, torch.Size]] = set()
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():

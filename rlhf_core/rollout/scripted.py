@@ -1,4 +1,4 @@
-"""An engine without a model, for tests and dry runs: a function decides what it samples."""
+"""An engine without a model, for tests and dry runs: a function returns the sampled tokens."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Script = Callable[[Sequence[int], int | None], Sequence[int]]
 
 
 class ScriptedEngine(RolloutEngine):
-    """Cuts at the first stop token, at max_tokens, at max_length.
+    """An engine that truncates the script's tokens at the first stop token, max_tokens or max_length.
 
-    Every token has the log-prob `logprob`. `loaded` keeps (transport, version) of each load.
+    Every token has the log-prob `logprob`. `loaded` has (transport, version) of each load.
     """
 
     def __init__(self, script: Script, *, max_length: int = 1024, logprob: float = -1.0) -> None:

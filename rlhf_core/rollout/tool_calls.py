@@ -1,6 +1,7 @@
-"""The policy's calls of tools, read by the parsers that engines bring for the formats of model families.
+"""Parsing of the policy's tool calls, by the engines' parsers for the formats of model families.
 
-In a process of its own: importing vLLM's takes about 5 s of processor time and changes settings of torch.
+It runs in a process of its own: importing vLLM's parsers takes about 5 s of processor time and changes settings of
+torch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rlhf_core.config.engines.rollout import ENGINES, RolloutEngineConfig
 from rlhf_core.errors import StageError
 from rlhf_core.processes.child_process import ChildProcess
 
-_reader: CallReader | None = None  # of the child process
+_reader: CallReader | None = None  # in the child process
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +28,20 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    content: str  # what is written beside the calls
+    content: str  # the text outside the calls
     calls: Sequence[ToolCall]
 
 
 class CallReader(Protocol):
-    """Reads the calls of one format, in a process of its own. Raises StageError where it is made if it cannot."""
+    """Parser of the calls of one format, in a process of its own. __init__ raises StageError if it is unusable."""
 
-    marker: str | None  # text in every call, as far as the format says
+    marker: str | None  # text that every call contains; None if the format defines none
 
     def __init__(self, name: str, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]]) -> None:
         """name: of the format. tools: schemas."""
 
     def read(self, reply: str, tools: Sequence[Mapping[str, Any]] | None) -> ParsedReply | None:
-        """The calls in `reply`, and what is beside them; None if it cannot be read. tools: other ones, if any."""
+        """Return the calls in `reply` and the other text; None if malformed. tools: None: those of __init__."""
 
 
 class ToolCallParser:
@@ -52,15 +53,15 @@ class ToolCallParser:
         marker: str | None = None,
         engine: str = RolloutEngineConfig.default_type,
     ) -> None:
-        """name: of a parser of `engine`, such as vLLM's `hermes`. tools: schemas. marker: text in every call; none: the
-        parser's own. engine: a key of ENGINES.
+        """name: of a parser of `engine`, such as vLLM's `hermes`. tools: schemas. marker: text that every call
+        contains; None: the parser's own. engine: a key of ENGINES.
 
-        Raises StageError if there is no such parser, it cannot read what this tokenizer writes, or it has no marker.
+        Raises StageError if there is no such parser, it does not fit the tokenizer, or it has no marker.
         """
         self._process = ChildProcess("the process that parses tool calls")
         try:
-            own = self._process.call(_begin, engine, name, tokenizer, [dict(tool) for tool in tools])
-            if marker is None and own is None:
+            default_marker = self._process.call(_begin, engine, name, tokenizer, [dict(tool) for tool in tools])
+            if marker is None and default_marker is None:
                 raise StageError(
                     f"environment.parser {name} does not say how a call begins, so that malformed calls could not be "
                     "told from replies without one: set environment.call_marker to a text that every call has"
@@ -68,18 +69,18 @@ class ToolCallParser:
         except BaseException:
             self.close()
             raise
-        self._marker = marker or str(own)
+        self._marker = marker or str(default_marker)
 
     async def parse(self, reply: str, tools: Sequence[Mapping[str, Any]] | None = None) -> ParsedReply | None:
-        """The calls in `reply`, text with special tokens, and what is beside them; None if its calls cannot be read.
+        """Return the calls in `reply`, text with special tokens, and the other text; None if its calls are malformed.
 
-        tools: schemas, if they are other ones than the parser was made with.
+        tools: schemas; None: those of __init__.
         """
         parsed = await self._parsed(reply, tools)
         return None if parsed is None or (not parsed.calls and self._marker in reply) else parsed
 
     async def read(self, reply: str) -> ParsedReply:
-        """As `parse`. What cannot be read is content."""
+        """Parse `reply` as `parse` does; a malformed one is returned as content."""
         return await self._parsed(reply, None) or ParsedReply(reply, ())
 
     async def _parsed(self, reply: str, tools: Sequence[Mapping[str, Any]] | None) -> ParsedReply | None:
@@ -92,7 +93,7 @@ class ToolCallParser:
 
 
 def _begin(engine: str, name: str, tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> str | None:
-    """In the child: the marker of the parser, which is loaded."""
+    """Load the parser in the child process, and return its marker."""
     global _reader
     reader: CallReader = resolve_name(ENGINES[engine].tool_parser)(name, tokenizer, tools)
     _reader = reader
@@ -100,6 +101,6 @@ def _begin(engine: str, name: str, tokenizer: Tokenizer, tools: list[dict[str, A
 
 
 def _parse(reply: str, tools: list[dict[str, Any]] | None) -> ParsedReply | None:
-    """In the child."""
+    """Parse `reply` in the child process."""
     assert _reader is not None
     return _reader.read(reply, tools)

@@ -1,7 +1,8 @@
-"""XXH3 (64 bits, without a seed) of many inputs of one length at once, by arithmetic of tensors on any device.
+"""XXH3 (64 bits, without a seed) of many inputs of equal length, by tensor arithmetic on any device.
 
-As specified in github.com/Cyan4973/xxHash, doc/xxhash_spec.md, for inputs of more than 240 bytes: eight lanes take up
-stripes of 64 bytes, and are scrambled after each block of 16. int64 stands for uint64: sums and products wrap alike.
+As specified in github.com/Cyan4973/xxHash, doc/xxhash_spec.md, for inputs of more than 240 bytes: eight lanes
+accumulate stripes of 64 bytes, and are scrambled after each block of 16. int64 is used as uint64: sums and products
+wrap alike.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ _AVALANCHE = 0x165667919E3779F9
 
 
 def hashes(words: Tensor) -> Tensor:
-    """(inputs,) int64 of words (inputs, LENGTH / 8) int64."""
+    """Return the hashes, (inputs,) int64, of words, (inputs, LENGTH / 8) int64."""
     secrets, scrambling, merging, start = _constants(words.device)
     stripes = words.view(-1, _BLOCKS, _STRIPES, _LANES)
     keyed = stripes ^ secrets
-    taken = ((keyed & _HALF) * _shifted(keyed, 32)).sum(2)
-    taken += stripes.sum(2).view(-1, _BLOCKS, _LANES // 2, 2).flip(-1).flatten(2)  # of the lane beside
+    accumulated = ((keyed & _HALF) * _shifted(keyed, 32)).sum(2)
+    accumulated += stripes.sum(2).view(-1, _BLOCKS, _LANES // 2, 2).flip(-1).flatten(2)  # of the adjacent lane
     lanes = start.expand(len(stripes), _LANES)
-    for block in taken.unbind(1)[:-1]:
+    for block in accumulated.unbind(1)[:-1]:
         lanes = lanes + block
         lanes = (lanes ^ _shifted(lanes, 47) ^ scrambling) * _PRIME32[0]
-    lanes = (lanes + taken[:, -1]) ^ merging
+    lanes = (lanes + accumulated[:, -1]) ^ merging
     merged = _folded_product(lanes[:, ::2], lanes[:, 1::2]).sum(1) + _signed(LENGTH * _PRIME64[0])
     merged = (merged ^ _shifted(merged, 37)) * _signed(_AVALANCHE)
     return merged ^ _shifted(merged, 32)
 
 
 def _folded_product(a: Tensor, b: Tensor) -> Tensor:
-    """The lower 64 bits of the products of 128 bits, xor the upper ones."""
+    """Return the lower 64 bits of the 128-bit products, xor the upper ones."""
     a_low, a_high, b_low, b_high = a & _HALF, _shifted(a, 32), b & _HALF, _shifted(b, 32)
     high_low = a_high * b_low
     cross = _shifted(a_low * b_low, 32) + (high_low & _HALF) + a_low * b_high
@@ -53,7 +54,7 @@ def _folded_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """To the right, filled up with zeros."""
+    """Shift to the right, filling with zeros."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -64,7 +65,7 @@ def _signed(number: int) -> int:
 
 @lru_cache
 def _constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Secrets of stripes (blocks, stripes, lanes), of scrambling, of merging, and the start of lanes: (lanes,) each."""
+    """Return secrets of stripes (blocks, stripes, lanes), scrambling and merging, and initial lanes: (lanes,) each."""
     secrets = torch.stack([_secret(8 * stripe) for stripe in range(_STRIPES)]).repeat(_BLOCKS, 1, 1)
     secrets[-1, -1] = _secret(len(_SECRET) - 64 - 7)
     start = torch.tensor([_signed(number) for number in _START])
@@ -73,5 +74,5 @@ def _constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _secret(start: int) -> Tensor:
-    """(lanes,) int64: 64 bytes of the secret."""
+    """Return 64 bytes of the secret, (lanes,) int64."""
     return torch.from_numpy(numpy.frombuffer(_SECRET[start : start + 64], dtype="<i8").copy())

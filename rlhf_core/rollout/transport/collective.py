@@ -28,12 +28,12 @@ class Collective:
     the others fail too; if it hangs, they fail after `timeout_seconds`.
     """
 
-    address: str  # host:port of the store where they meet, which rank 0 hosts
+    address: str  # host:port of the rendezvous store, on rank 0
     backend: Backend
     engines: int
     workers: int  # of one engine
     timeout_seconds: float = 600.0
-    engine: int = 0  # that receives
+    engine: int = 0  # index of the receiving engine
 
     @property
     def concurrent(self) -> bool:
@@ -119,7 +119,7 @@ class _Group:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:  # torch's of a lost connection, of a timeout, of NCCL
+        except RuntimeError as error:  # raised by torch: a lost connection, a timeout, NCCL
             raise TransportError(
                 f"version {self._version} did not travel: another process of its broadcast has failed, or was not "
                 f"there within {self._seconds:g} s ({reason_of(error)})"
@@ -137,7 +137,7 @@ def _gloo_group(store: Any, rank: int, size: int, timeout: timedelta, interface:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timeout
-    # By default gloo binds to whatever the host's name resolves to, which other nodes may not reach.
+    # By default gloo binds to the address of the host name, which other nodes may not reach.
     options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
     return gloo(store, rank, size, options)
 

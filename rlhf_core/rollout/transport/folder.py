@@ -23,7 +23,7 @@ from rlhf_core.models.safetensors_file import read_safetensors, write_safetensor
 from rlhf_core.rollout.transport.base import WeightManifest, Weights, is_first_rank, take_all
 from rlhf_core.system.scratch import scratch_folder
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (memory, which is what is wanted)
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (intended: it is memory)
 
 Files = dict[str, NDArray[numpy.uint8]]  # name -> content
 
@@ -32,7 +32,7 @@ Files = dict[str, NDArray[numpy.uint8]]  # name -> content
 class SharedFolder:
     """A Transport by files."""
 
-    folder: Path  # then has HF safetensors or, with `lora`, a PEFT adapter
+    folder: Path  # after `send`: HF safetensors or, with `lora`, a PEFT adapter
     lora: LoraConfig | None = None
 
     @property
@@ -40,7 +40,7 @@ class SharedFolder:
         return False
 
     def send(self, weights: Weights, manifest: WeightManifest) -> None:
-        """Raises WeightSyncError for a tensor of an adapter that is no LoRA factor."""
+        """Write `weights`. Raises WeightSyncError for a tensor of an adapter that is not a LoRA factor."""
         if not is_first_rank():
             take_all(weights)
             return
@@ -83,7 +83,7 @@ def received(files: Files) -> Iterator[Path]:
 def adapter_config(lora: LoraConfig, names: Mapping[str, Any]) -> dict[str, Any]:
     """Return PEFT's adapter_config.json of the adapter with the tensors `names`.
 
-    Raises WeightSyncError for a tensor that is no LoRA factor.
+    Raises WeightSyncError for a tensor that is not a LoRA factor.
     """
     modules: set[str] = set()
     for name in names:
