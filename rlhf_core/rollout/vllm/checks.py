@@ -1,4 +1,4 @@
-"""Checks whether vLLM can serve a model, by the model's config.json. Loads no torch.
+"""Checks of whether vLLM can serve a model, by the model's config.json. Imports no torch.
 
 Used before a run, for every available model, and by the engine itself.
 """
@@ -15,9 +15,9 @@ from rlhf_core.models.folders.folder import text_config
 
 # Constants of vLLM on CPU. A test compares them with vLLM's own, whose import takes seconds.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-CPU_BLOCK_TOKENS = 128  # the key-value cache is made of blocks of so many tokens
+CPU_BLOCK_TOKENS = 128  # tokens per block of the key-value cache
 
-VOCABULARY_PADDING = 64  # vLLM pads the embedding to a multiple of so many rows
+VOCABULARY_PADDING = 64  # vLLM pads the rows of the embedding to a multiple of it
 
 _GIB = 2**30
 
@@ -55,8 +55,9 @@ def problems_on_cpu(config: Mapping[str, Any], rollout: VllmEngineConfig, dtype:
 
 
 def cpu_cache_bytes(config: Mapping[str, Any], rollout: VllmEngineConfig, dtype: Dtype) -> int:
-    """Return the size of an engine's key-value cache on CPU: no more than its sequences can fill. It is allocated and
-    written at the start.
+    """Return the size of an engine's key-value cache on CPU, which is allocated and written at the start.
+
+    At most cpu_cache_gib, and no more than the engine's sequences can fill.
     """
     largest = int(rollout.cpu_cache_gib * _GIB)
     filled = _cache_bytes(config, rollout.max_length, dtype, rollout.max_sequences)
@@ -86,12 +87,12 @@ def split_problems(settings: Mapping[str, Any], rollout: VllmEngineConfig) -> It
 
 def _split_parts(text: Mapping[str, Any], ranks: int) -> Iterator[str]:
     """Yield the parts of the model that `ranks` GPUs cannot share equally, as divided by vLLM."""
-    heads, shared, width = (text.get(n) for n in ("num_attention_heads", "num_key_value_heads", "intermediate_size"))
+    heads, kv_heads, width = (text.get(n) for n in ("num_attention_heads", "num_key_value_heads", "intermediate_size"))
     if isinstance(heads, int) and heads % ranks:
         yield f"{heads} attention heads"
-    # Where there are fewer than GPUs, each is on several. With a latent cache there are none to share.
-    if isinstance(shared, int) and not text.get("kv_lora_rank") and max(shared, ranks) % min(shared, ranks):
-        yield f"{shared} key-value heads"
+    # Fewer heads than GPUs are replicated. With a latent cache there are none to divide.
+    if isinstance(kv_heads, int) and not text.get("kv_lora_rank") and max(kv_heads, ranks) % min(kv_heads, ranks):
+        yield f"{kv_heads} key-value heads"
     if isinstance(width, int) and width % ranks and "num_experts_per_tok" not in text:
         yield f"intermediate_size of {width}"
     rows = text.get("vocab_size")
@@ -107,18 +108,17 @@ def _head_size(config: Mapping[str, Any]) -> int | None:
 
 
 def _cache_bytes(config: Mapping[str, Any], max_length: int, dtype: Dtype, sequences: int = 1) -> int | None:
-    """Return the minimum cache on CPU with which vLLM has room for so many sequences; with less than for one it does
-    not start.
+    """Return the minimum cache on CPU for this number of sequences; with less than for one, vLLM does not start.
 
-    None if the model's config is incomplete.
+    None if the model does not cache all tokens, or its config is incomplete.
     """
     if not caches_all_tokens(config):
         return None
     text = text_config(config)
     layers, heads = text.get("num_hidden_layers"), text.get("num_attention_heads")
-    shared, size = text.get("num_key_value_heads") or heads, _head_size(text)
-    if not isinstance(layers, int) or not isinstance(shared, int) or size is None:
+    kv_heads, size = text.get("num_key_value_heads") or heads, _head_size(text)
+    if not isinstance(layers, int) or not isinstance(kv_heads, int) or size is None:
         return None
-    # The engine has room for one token more than max_length, and keeps one block empty.
+    # The engine needs one token more than max_length, and keeps one block empty.
     blocks = sequences * -(-(max_length + 1) // CPU_BLOCK_TOKENS) + 1
-    return blocks * CPU_BLOCK_TOKENS * layers * 2 * shared * size * DTYPE_BYTES[dtype]
+    return blocks * CPU_BLOCK_TOKENS * layers * 2 * kv_heads * size * DTYPE_BYTES[dtype]

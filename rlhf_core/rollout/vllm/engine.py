@@ -1,4 +1,4 @@
-"""vLLM in this process: tokens in, tokens out, with the log-probs of what was sampled."""
+"""vLLM in this process: tokens in, tokens out, with the log-probs of the sampled tokens."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from rlhf_core.rollout.vllm.prompts import prompt_of, require_same_prompt
 from rlhf_core.rollout.vllm.settings import engine_arguments
 from rlhf_core.types import Completion
 
-_ADVANCE_SECONDS = 0.1  # more requests are taken after so long; a call costs a few milliseconds
+_ADVANCE_SECONDS = 0.1  # after which `advance` returns to accept more requests; a call costs a few milliseconds
 SleepState = Literal["awake", "asleep", "awake without weights"]
 
 
 class VllmEngine(RolloutEngine):
     """One vLLM engine over the GPUs of this process, or its CPU cores.
 
-    With `lora` the base weights stay as they are in `folder`, and each published version is a fresh adapter.
-    It wants a process without training in it: vLLM keeps process-wide state, and ends the process group at its own end.
+    With `lora` the base weights stay those of `folder`, and each published version is a new adapter. The process must
+    not train: vLLM keeps process-wide state, and destroys the process group at shutdown.
     """
 
     def __init__(self, folder: Path, settings: EngineSettings) -> None:
-        """Starts the engine with the weights in `folder` as version 0.
+        """Start the engine with the weights in `folder` as version 0.
 
-        With `settings.sleeps`, `sleep` frees the device; on CPU it frees the cache, and keeps the weights in any case.
-        Raises ValueError where the model cannot be served with these settings, StageError where the weights in
-        `folder` are not whole: vLLM would serve what memory held before of a layer that it fuses from several tensors.
+        With `settings.sleeps`, `sleep` frees the device; on CPU it frees the cache, and always keeps the weights.
+        Raises ValueError if the model cannot be served with these settings, StageError if the weights in `folder` are
+        incomplete: vLLM would serve uninitialised memory in a layer that it fuses from several tensors.
         """
         require_fit(folder, "causal")
         self._folder = folder
@@ -52,8 +52,8 @@ class VllmEngine(RolloutEngine):
         self._state: SleepState = "awake"
         self._keeps_weights = True
         self._adapter: Any = None  # the LoRARequest being served
-        self._begun: dict[str, tuple[Request, Partial]] = {}  # by `advance`, and not whole yet
-        self._complete: dict[int, Completion] = {}  # since its last call
+        self._begun: dict[str, tuple[Request, Partial]] = {}  # unfinished requests of `advance`
+        self._complete: dict[int, Completion] = {}  # finished since the last `advance`
         model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._tied = bool(model.get("tie_word_embeddings", False))
         self._image_token: int | None = model["image_token_id"] if reads_images(model) else None
@@ -62,7 +62,7 @@ class VllmEngine(RolloutEngine):
             from vllm import LLM
 
             gc.freeze()
-            self._set_num_threads = torch.set_num_threads  # vLLM puts a no-op in its place on CPU
+            self._set_num_threads = torch.set_num_threads  # on CPU, vLLM replaces it by a no-op
             self._llm: Any = LLM(str(folder), **arguments)
         self._llm.collective_rpc("free_memory")
 
@@ -71,43 +71,43 @@ class VllmEngine(RolloutEngine):
         return self._version
 
     def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
-        """The completion of each request, in their order; prompt and completion fit in `max_length` together.
+        """Return the completion of each request, in order; prompt and completion have at most `max_length` tokens.
 
-        The log-probs are those of the distribution sampled from: after the temperature, top_p, top_k and min_p. Only
-        without the last three are they those of the policy (docs/decisions/0008-sampling-and-log-probs.md). A greedy
-        token has its log-prob at temperature 1. Raises ValueError for a prompt that is empty or leaves no room.
+        Log-probs are those of the sampling distribution, after temperature, top_p, top_k and min_p; without the last
+        three they are the policy's (docs/decisions/0008-sampling-and-log-probs.md). A greedy token has its log-prob at
+        temperature 1. Raises ValueError for a prompt that is empty or leaves no room.
         """
-        each = [self._parameters(index, request) for index, request in enumerate(requests)]
+        parameters = [self._parameters(index, request) for index, request in enumerate(requests)]
         prompts = [prompt_of(request, self._image_token) for request in requests]
-        outputs = self._run(prompts, each, keep_prefixes=keep_prefixes)
+        outputs = self._run(prompts, parameters, keep_prefixes=keep_prefixes)
         for request, output in zip(requests, outputs, strict=True):
             require_same_prompt(request, output)
-        whole = [Partial().add(output.outputs[0], self._version) for output in outputs]
-        return [each.completion() for each in whole]
+        partials = [Partial().add(output.outputs[0], self._version) for output in outputs]
+        return [partial.completion() for partial in partials]
 
     def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
-        """Prefixes are cached for as long as the weights are served."""
+        """Implement RolloutEngine.advance, with prefixes cached until new weights are loaded."""
         from vllm.sampling_params import RequestOutputKind
 
         self._require("awake")
-        until = time.monotonic() + _ADVANCE_SECONDS
+        deadline = time.monotonic() + _ADVANCE_SECONDS
         self._llm.llm_engine.abort_request([str(number) for number in abandoned])
         for number in abandoned:
             self._begun.pop(str(number), None)
             self._complete.pop(number, None)
         for number, request in requests.items():
             parameters = self._parameters(number, request)
-            parameters.output_kind = RequestOutputKind.DELTA  # so that each token is known by the weights it is of
+            parameters.output_kind = RequestOutputKind.DELTA  # to know the version of the weights of each token
             prompt = prompt_of(request, self._image_token)
             self._llm.llm_engine.add_request(str(number), prompt, parameters, lora_request=self._adapter)
             self._begun[str(number)] = request, Partial()
-        while self._begun and not self._complete and time.monotonic() < until:
+        while self._begun and not self._complete and time.monotonic() < deadline:
             self._step()
         complete, self._complete = self._complete, {}
         return complete
 
     def _step(self) -> list[Any]:
-        """One forward. Returns vLLM's outputs, but for those of what `advance` has begun, which are kept."""
+        """Run one forward. Returns vLLM's outputs, except those of requests of `advance`, which are recorded."""
         others = []
         with self._eager():
             outputs = self._llm.llm_engine.step()
@@ -125,7 +125,7 @@ class VllmEngine(RolloutEngine):
         return others
 
     def _parameters(self, index: int, request: Request) -> Any:
-        """vLLM's. Raises ValueError if the prompt leaves no room."""
+        """Return vLLM's sampling parameters. Raises ValueError if the prompt leaves no room."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -143,7 +143,7 @@ class VllmEngine(RolloutEngine):
         )
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """log p(token t | tokens < t) of the raw logits, per sequence; the first of each is 0.0.
+        """Return log p(token t | tokens < t) of the raw logits, per sequence; the first of each is 0.0.
 
         Raises ValueError for an empty sequence and for one longer than `max_length`.
         """
@@ -155,7 +155,7 @@ class VllmEngine(RolloutEngine):
                     f"sequence {index} has {len(sequence)} tokens; the engine scores 1 to {self._config.max_length}"
                 )
         scored = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        # vLLM caches no prefix for these, nor takes one from its cache.
+        # vLLM neither caches nor reuses prefixes of scored prompts.
         prompts = [{"prompt_token_ids": list(sequence)} for sequence in sequences]
         outputs = self._run(prompts, [scored] * len(sequences), keep_prefixes=True)
         return [
@@ -175,11 +175,11 @@ class VllmEngine(RolloutEngine):
         return room
 
     def _run(self, prompts: list[Any], parameters: list[Any], *, keep_prefixes: bool = False) -> list[Any]:
-        """prompts, parameters: vLLM's, the latter of each prompt."""
+        """Return vLLM's finished outputs, in order. prompts, parameters: vLLM's, one of each per request."""
         self._require("awake")
         if not keep_prefixes:
             self._require_idle()
-            # A cached prefix of an earlier call splits the forward differently and rounds differently: without it, the
+            # A prefix cached by an earlier call splits the forward differently, which changes rounding; without it, the
             # same call gives the same completions. Within this call, completions of one prompt still share their
             # prefix.
             self.forget()
@@ -191,7 +191,7 @@ class VllmEngine(RolloutEngine):
         return [outputs[f"call {index}"] for index in range(len(prompts))]
 
     def forget(self) -> None:
-        """What was computed of images is forgotten too; what `advance` has begun is computed again."""
+        """Drop the prefix and image caches; unfinished requests of `advance` are computed again."""
         if not self._llm.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not forget what it has computed")
         if self._image_token is not None:
@@ -200,19 +200,19 @@ class VllmEngine(RolloutEngine):
 
     @contextmanager
     def _eager(self) -> Iterator[None]:
-        """vLLM compiles a one-line rank count even under enforce_eager: 2-16 s of the first call, for nothing."""
+        """Disable compilation unless configured: vLLM compiles a rank count even under enforce_eager, in 2-16 s."""
         with nullcontext() if self._config.compiled else torch.compiler.set_stance("force_eager"):
             yield
 
     def load_weights(self, transport: Transport, manifest: WeightManifest) -> None:
-        """Serve what `transport` brings; a folder may go afterwards.
+        """Serve the weights from `transport`, whose folder may be removed afterwards.
 
-        What `advance` has begun continues with them, after all that it has so far was computed by them again.
-        Raises WeightSyncError if they are not the very tensors that this engine was started with.
+        Unfinished requests of `advance` continue with them, after their previous tokens are computed again.
+        Raises WeightSyncError unless names and shapes are those of the model that this engine was started with.
         """
         self._require("awake", "awake without weights")
         if self._lora is not None:
-            self._require_idle()  # vLLM would go on with the adapter that a completion has begun with
+            self._require_idle()  # vLLM would continue a completion with its first adapter
             self._load_adapter(transport, manifest.version)
         else:
             self._check_tensors(manifest)
@@ -226,7 +226,7 @@ class VllmEngine(RolloutEngine):
 
         if not isinstance(transport, SharedFolder) or not (transport.folder / "adapter_config.json").is_file():
             raise WeightSyncError(f"version {version} is no adapter in a folder, which is all that this engine serves")
-        # A new id for each version: vLLM keeps what it loaded under an id and never looks at the folder again.
+        # A new id for each version: vLLM caches adapters by id, and never reads their folder again.
         number = 1 if self._adapter is None else self._adapter.lora_int_id + 1
         adapter = LoRARequest(f"version-{version}", number, str(transport.folder))
         if self._adapter is not None:
@@ -237,21 +237,21 @@ class VllmEngine(RolloutEngine):
         self._adapter = adapter
 
     def _check_tensors(self, manifest: WeightManifest) -> None:
-        # vLLM only logs tensors that a publish lacks, and keeps the old ones.
-        version, wanted, given = manifest.version, read_shapes(self._folder), dict(manifest.shapes)
+        # vLLM only logs tensors missing from a publish, and keeps the old ones.
+        version, expected, published = manifest.version, read_shapes(self._folder), dict(manifest.shapes)
         if self._tied:
-            wanted.pop("lm_head.weight", None)
-            given.pop("lm_head.weight", None)
-        wrong = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
+            expected.pop("lm_head.weight", None)
+            published.pop("lm_head.weight", None)
+        wrong = sorted(name for name in expected.keys() | published.keys() if expected.get(name) != published.get(name))
         if wrong:
-            few = ", ".join(f"{n} (engine {wanted.get(n)}, published {given.get(n)})" for n in wrong[:5])
+            few = ", ".join(f"{n} (engine {expected.get(n)}, published {published.get(n)})" for n in wrong[:5])
             raise WeightSyncError(f"version {version} does not fit the engine's model in {len(wrong)} tensors: {few}")
 
     def served(self) -> tuple[ServedTensor, ...]:
-        """Read back from what vLLM computes with, with adapters the adapter; nothing before the first adapter.
+        """Read back the weights that vLLM computes with; with `lora` the adapter's, if one was published.
 
-        Packed weights are read whole for every version that `read_back_every` divides, for the others a few columns
-        of each. Layers that are split over several GPUs or quantised cannot be read: of them it says what it was given.
+        Packed weights are read in full for every version that `read_back_every` divides, for others a few columns of
+        each. Layers that are split over several GPUs or quantised cannot be read: their digests are of received values.
         """
         self._require("awake")
         whole = self._version % self._config.read_back_every == 0
@@ -259,10 +259,10 @@ class VllmEngine(RolloutEngine):
         return tuple(sorted({tensor for answer in answers for tensor in answer}, key=lambda tensor: tensor.name))
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Gives the device back, but for vLLM's own context; cached prefixes are forgotten.
+        """Release the device, except vLLM's own context, and drop cached prefixes.
 
-        keep_weights: to main memory (vLLM's level 1); else they are gone (level 2), and `load_weights` must follow
-        `wake`. An engine of adapters must keep them: a publish brings its base weights never again.
+        keep_weights: in host memory (vLLM's level 1); otherwise they are discarded (level 2), and `load_weights` must
+        follow `wake`. An engine with adapters must keep them: no publish includes its base weights.
         """
         self._require("awake")
         if self._lora is not None and not keep_weights:
@@ -285,7 +285,7 @@ class VllmEngine(RolloutEngine):
             raise RuntimeError("completions that `advance` has begun are not whole yet")
 
     def shutdown(self) -> None:
-        """Releases memory and ends vLLM's process group. The engine cannot be used afterwards."""
+        """Release memory and destroy vLLM's process group. The engine cannot be used afterwards."""
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         torch.set_num_threads = self._set_num_threads
@@ -293,7 +293,7 @@ class VllmEngine(RolloutEngine):
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """A third of an engine's start is Python's garbage collector walking over the modules that vLLM imports."""
+    """Pause garbage collection, which takes a third of an engine's start: it traverses the modules of vLLM."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -14,34 +14,37 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 _PLAIN_BACKENDS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
-_DIGIT = 128  # integers up to it are exact in every dtype of weights
+_DIGIT = 128  # integers up to it are exact in every weight dtype
 
 
 def experts_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Name and layer of each stack of experts."""
+    """Yield name and layer of each stack of experts."""
     for name, layer in model.named_modules():
         if isinstance(layer, RoutedExperts):
             yield name, layer
 
 
 def choose_kernels_as_without_adapters() -> None:
-    """On CPU, with adapters, vLLM gives the experts Triton's kernel, which does not run there. Adapters never change
-    experts (models.adapters.add_lora refuses that), so the kernel that would serve them without adapters is right."""
+    """Make vLLM choose the kernels of experts as if there were no adapters.
+
+    With adapters, vLLM chooses Triton's kernel on CPU, where it does not run. Adapters never change experts
+    (models.adapters.add_lora rejects that), so the kernel for models without adapters is correct.
+    """
     module: Any = unquantized
-    choose = module.select_unquantized_moe_backend
+    original = module.select_unquantized_moe_backend
 
-    def chosen(moe_config: Any) -> Any:
+    def select(moe_config: Any) -> Any:
         moe_config.is_lora_enabled = False
-        return choose(moe_config)
+        return original(moe_config)
 
-    module.select_unquantized_moe_backend = chosen
+    module.select_unquantized_moe_backend = select
 
 
 def forget_kernels(model: nn.Module) -> None:
-    """Makes vLLM pack the experts again at the next reload, as it did when it started.
+    """Make vLLM pack the experts again at the next reload, as at its start.
 
-    On CPU experts compute with packed weights. vLLM packs them where it builds their kernel, which a reload does not do
-    again: the kernel would read plain weights as packed ones, without an error. Without a kernel, a reload builds it.
+    On CPU experts compute with packed weights, which vLLM packs when it builds their kernel. A reload does not rebuild
+    an existing kernel, which would then read plain weights as packed ones without an error; it builds a missing one.
     """
     for _, layer in experts_of(model):
         if isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
@@ -49,16 +52,16 @@ def forget_kernels(model: nn.Module) -> None:
 
 
 def expert_weights(name: str, layer: Any) -> Iterator[tuple[list[str], Callable[[], Tensor]]]:
-    """For each expert its published tensors, of equal heights, and how to read them, one below the other.
+    """Yield the names of each expert's published tensors, of equal heights, and a function that reads them stacked.
 
-    Nothing where the layer is split over GPUs or quantised, or has a layout that we do not know.
+    Yields nothing if the layer is split over GPUs, quantised, or of an unknown layout.
     """
     parallel = layer.moe_config.moe_parallel_config
     if parallel.tp_size > 1 or parallel.use_ep or not isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
         return
     if not layer.moe_config.is_act_and_mul or not _layout_is_known(layer):
         return
-    parent = name.rpartition(".")[0]  # the experts lie one level below the module that was published
+    parent = name.rpartition(".")[0]  # vLLM has the experts one level below the published module
     for expert in range(layer.local_num_experts):
         prefix = f"{parent}.{expert}."
         gate, up, down = (
@@ -81,7 +84,7 @@ def _down(layer: Any, expert: int) -> Tensor:
 
 
 def _width(layer: Any) -> int:
-    """Of an expert's hidden layer; the engine may keep more of it, filled up with zeros."""
+    """Return the width of an expert's hidden layer, which the engine may pad with zeros."""
     return int(layer.moe_config.intermediate_size_per_partition_unpadded)
 
 
@@ -94,7 +97,7 @@ def _layout_is_known(layer: Any) -> bool:
 
 
 def _packing(layer: Any) -> str | None:
-    """The instruction set that the weights are packed for; None: they are not packed."""
+    """Return the instruction set that the weights are packed for; None if they are not packed."""
     if layer.quant_method.unquantized_backend is not UnquantizedMoeBackend.CPU:
         return None
     experts = layer.quant_method.moe_kernel.fused_experts
@@ -102,7 +105,7 @@ def _packing(layer: Any) -> str | None:
 
 
 def _plain(layer: Any, served: Tensor) -> Tensor:
-    """One expert's weight (out, in), from the values that the kernel computes with."""
+    """Return one expert's weight, (out, in), from the values that the kernel computes with."""
     packing = _packing(layer)
     if packing is None:
         return served
@@ -115,9 +118,9 @@ def _plain(layer: Any, served: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _packed_order(shape: torch.Size, dtype: torch.dtype, packing: str) -> Tensor | None:
-    """Which element of a plain weight each element of the packed one is; None if packing is more than a reordering.
+    """Return the index in the plain weight of each packed element; None if packing is not a permutation.
 
-    Found by packing the elements' own numbers, digit by digit, so that it holds for any kernel's layout.
+    Determined by packing the indices themselves, digit by digit, so that it is valid for any kernel's layout.
     """
     from vllm._custom_ops import cpu_prepack_moe_weight
 

@@ -1,4 +1,4 @@
-"""Images of requests to vLLM's server, with the pixels that training reads. Importing this file imports vLLM."""
+"""Image decoding of vLLM's server, with the pixels that training reads. Importing this module imports vLLM."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _NAME = "alignment"
 
 
 def decode_as_training_does() -> None:
-    """In the server of this process, from now on."""
+    """Make the server of this process decode images as training does."""
     MEDIA_CONNECTOR_REGISTRY.register(_NAME)(_Connector)
     os.environ["VLLM_MEDIA_CONNECTOR"] = _NAME
 
 
 class _Images(ImageMediaIO):
     def load_bytes(self, data: bytes) -> Any:
-        loaded = super().load_bytes(data)  # refuses what is no image, or too large
-        if self.image_mode != "RGB":  # so a request can ask for it
+        loaded = super().load_bytes(data)  # raises for data that is not an image, or too large
+        if self.image_mode != "RGB":  # set by the request
             return loaded
         with open_image(BytesIO(data)) as image:
             return MediaWithBytes(as_rgb(image), data, loaded.io_config)

@@ -1,4 +1,4 @@
-"""Memory of a vLLM worker on CPU that holds nothing of use."""
+"""Release of unused memory of a vLLM worker on CPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 
 def empty_cache(kv_caches: Any) -> None:
-    """Fills the key-value cache with zeros, as it was at the engine's start, by giving its pages back to the kernel.
+    """Fill the key-value cache with zeros, as at the engine's start, by returning its pages to the kernel.
 
-    kv_caches: tensors, nested as vLLM has them. Nothing may be computed from what is in them. Raises OSError if the
-    kernel refuses.
+    kv_caches: tensors, nested as in vLLM, whose content must not be used any more. Raises OSError if the kernel
+    refuses.
     """
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
@@ -26,7 +26,7 @@ def empty_cache(kv_caches: Any) -> None:
     }
     libc = ctypes.CDLL(None, use_errno=True)
     for address, size in storages.items():
-        # Whole pages only: the allocator's own notes are before the first, and others' data may be behind the last.
+        # Whole pages only: the allocator's metadata precedes the first, and other data may follow the last.
         first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first and libc.madvise(
@@ -37,13 +37,13 @@ def empty_cache(kv_caches: Any) -> None:
 
 
 def drop_packed_embeddings(model: nn.Module) -> None:
-    """vLLM packs an embedding as if it multiplied with it, which only an output head does: a copy that nothing reads.
+    """Drop the packed copy of an embedding, which vLLM makes for matrix products that only an output head needs.
 
-    Where the model has no head of its own, the embedding is the head, and keeps it.
+    In a model without a head of its own, the embedding is the head, and the copy stays.
     """
     layers = list(model.modules())
     if not any(isinstance(layer, ParallelLMHead) for layer in layers):
         return
     for layer in layers:
         if isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, ParallelLMHead):
-            layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]  # vLLM puts functions there too
+            layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]  # vLLM assigns functions, too

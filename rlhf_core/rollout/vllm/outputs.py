@@ -1,4 +1,4 @@
-"""What vLLM returns of a request, as a completion."""
+"""Conversion of vLLM's outputs to completions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 @dataclass
 class Partial:
-    """A completion as far as it was sampled; its weights may have been exchanged in between."""
+    """The tokens of a completion sampled so far, possibly by several versions of the weights."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
-    finish_reason: str | None = None  # vLLM's, once it is whole
+    finish_reason: str | None = None  # vLLM's, once finished
 
     def add(self, output: Any, version: int) -> Self:
-        """output: vLLM's CompletionOutput, with the tokens since the last one; version: of the weights they are by."""
+        """Add new tokens. output: vLLM's CompletionOutput with these only. version: of the weights."""
         tokens = output.token_ids
         self.token_ids += tokens
         self.logprobs += chosen(tokens, output.logprobs)
@@ -35,7 +35,11 @@ class Partial:
         return self
 
     def completion(self) -> Completion:
-        """Raises RuntimeError where vLLM has ended it for another reason, WeightSyncError for wrong log-probs."""
+        """Return the completion.
+
+        Raises RuntimeError if it did not end by a stop token or its length, WeightSyncError if a log-prob is not
+        finite.
+        """
         reason = _REASONS.get(self.finish_reason or "")
         if reason is None:
             raise RuntimeError(f"vLLM ended a completion after {len(self.token_ids)} tokens: {self.finish_reason}")
@@ -44,10 +48,10 @@ class Partial:
             raise WeightSyncError(
                 f"the engine serves weights of version {oldest} that give log-probs which are not finite"
             )
-        several = tuple(self.stretches) if len(self.stretches) > 1 else ()
-        return Completion(tuple(self.token_ids), tuple(self.logprobs), reason, oldest, several)
+        stretches = tuple(self.stretches) if len(self.stretches) > 1 else ()
+        return Completion(tuple(self.token_ids), tuple(self.logprobs), reason, oldest, stretches)
 
 
 def chosen(tokens: Sequence[int], positions: Sequence[Mapping[int, Any]]) -> list[float]:
-    """At each position vLLM gives log-probs by token; this takes that of the token which is there."""
+    """Return the log-prob of each token. positions: vLLM's log-probs by token, at each position."""
     return [position[token].logprob for token, position in zip(tokens, positions, strict=True)]

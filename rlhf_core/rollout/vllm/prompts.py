@@ -1,4 +1,4 @@
-"""A request in vLLM's words: one token for each image, which vLLM expands itself."""
+"""Conversion of requests to vLLM's prompts, with one token for each image, which vLLM expands."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rlhf_core.system.image_decoding import decoded_image
 
 
 def prompt_of(request: Request, image_token: int | None) -> Any:
-    """image_token: what stands for an image before it is expanded; None: the model reads text alone.
+    """Return vLLM's prompt of `request`. image_token: placeholder of an image; None: the model reads text only.
 
-    Raises ValueError for an image that no model reads.
+    Raises ValueError for images that the model cannot read.
     """
     ids = list(request.prompt)
     if not request.images:

@@ -1,4 +1,4 @@
-"""Reading back what a vLLM worker computes with, tensor by tensor, under the names in which it was published."""
+"""Read-back of the tensors that a vLLM worker computes with, by the names under which they were published."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 _HEAD = "lm_head.weight"
 _EMBEDDINGS = ("model.embed_tokens.weight", "model.text_model.embed_tokens.weight")
-_COLUMNS = 512  # of a packed weight, read back at once
+_COLUMNS = 512  # of a packed weight that are read back at once
 
 
 @dataclass(frozen=True, slots=True)
 class ServedLayer:
-    """The weight or bias of one layer, which may be several published tensors side by side."""
+    """The weight or bias of one layer, which vLLM may have fused from several published tensors."""
 
-    names: list[str]  # the engine's own
-    published: list[str]  # the tensors whose values they should have
+    names: list[str]  # in the engine
+    published: list[str]  # the published tensors that they should equal
     rows: list[int]  # of each
-    read: Callable[[], Tensor]  # (all rows, ...): what is computed with
-    read_columns: Callable[[Tensor], Tensor] | None = None  # of a packed weight, all of which is some work to read
+    read: Callable[[], Tensor]  # (all rows, ...): the values in use
+    read_columns: Callable[[Tensor], Tensor] | None = None  # of a packed weight, which is expensive to read in full
 
     def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
-        """(the engine's own name, the published one, values)"""
+        """Yield (name in the engine, published name, values)."""
         yield from zip(self.names, self.published, self.read().split(self.rows), strict=True)
 
     def digest_columns(self, columns: Tensor, dtype: torch.dtype) -> list[str]:
-        """Of these columns of each published tensor, as they are served."""
+        """Return the digest of these columns of each published tensor, as served."""
         assert self.read_columns is not None
         return [tensor_digest(part.to(dtype)) for part in self.read_columns(columns).split(self.rows)]
 
 
 def served_layers(model: nn.Module, shapes: Shapes, *, tied: bool) -> Iterator[ServedLayer]:
-    """Every weight and bias of `model` whose layout can be read, vocabularies unpadded.
+    """Yield every weight and bias of `model` whose layout can be read, without padding of the vocabulary.
 
-    shapes: of the tensors that a publish has. tied: the output head has no tensor of its own there.
+    shapes: of the published tensors. tied: the output head has no published tensor of its own.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     embedding = next((name for name in _EMBEDDINGS if name in shapes), _EMBEDDINGS[0])
@@ -72,13 +72,13 @@ def served_layers(model: nn.Module, shapes: Shapes, *, tied: bool) -> Iterator[S
 
 
 def _parts(module: str, packed: Mapping[str, list[str]]) -> list[str]:
-    """The published modules that make up `module`: several where vLLM fuses layers."""
+    """Return the published modules that make up `module`; several if vLLM fuses layers."""
     parent, _, leaf = module.rpartition(".")
     return [".".join(filter(None, (parent, part))) for part in packed.get(leaf, [leaf])]
 
 
 def _reader(layer: nn.Module, leaf: str, rows: int) -> Callable[[], Tensor] | None:
-    """None where it is split over GPUs, quantised, or laid out in a way that we do not know."""
+    """Return a function that reads the layer; None if it is split over GPUs, quantised, or of an unknown layout."""
     if leaf == "weight" and isinstance(layer, LinearBase | VocabParallelEmbedding) and not _is_plain(layer):
         return None
     values: Any = getattr(layer, leaf, None)
@@ -88,7 +88,7 @@ def _reader(layer: nn.Module, leaf: str, rows: int) -> Callable[[], Tensor] | No
 
 
 def _is_plain(layer: LinearBase | VocabParallelEmbedding) -> bool:
-    """Neither split over GPUs nor quantised."""
+    """Return whether the layer is neither split over GPUs nor quantised."""
     unquantised = isinstance(layer.quant_method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod)
     return unquantised and layer.tp_size == 1
 
@@ -99,22 +99,22 @@ def _is_packed(layer: nn.Module) -> bool:
 
 @torch.inference_mode()
 def _computed_with(layer: Any, rows: int, columns: Tensor | None = None) -> Tensor:
-    """(rows, columns), asked of the layer itself: on CPU it computes with a packed copy, and the plain weight may be
-    gone. columns: none for all.
+    """Return the weight, (rows, columns), from outputs of the layer; columns None: all.
 
-    Its answer to an input of one 1 and else 0 is a column of the weight, to the bit: nothing is rounded.
+    On CPU the layer computes with a packed copy, and the plain weight may be freed. The output for a one-hot input is a
+    column of the weight to the bit: nothing is rounded.
     """
     width = layer.input_size if isinstance(layer, LinearBase) else layer.embedding_dim
     one_hot = torch.eye(width, dtype=layer.params_dtype if isinstance(layer, LinearBase) else layer.weight.dtype)
-    asked = one_hot if columns is None else one_hot[columns]
-    return torch.cat([layer.quant_method.apply(layer, inputs, None) for inputs in asked.split(_COLUMNS)]).T[:rows]
+    selected = one_hot if columns is None else one_hot[columns]
+    return torch.cat([layer.quant_method.apply(layer, inputs, None) for inputs in selected.split(_COLUMNS)]).T[:rows]
 
 
 @torch.inference_mode()
 def served_adapter(worker: Any, given: Mapping[str, Tensor], scaling: float) -> Iterator[tuple[str, Tensor | None]]:
-    """Each LoRA factor of `given`, as the adapter in use has it; None where it is split over GPUs, or not there.
+    """Yield each LoRA factor of `given` as in the active adapter; None if it is split over GPUs or missing.
 
-    scaling: vLLM multiplies it into `lora_B`. A factor that is served as that gives comes back as it was given.
+    scaling: vLLM multiplies it into `lora_B`. A factor whose served values match is returned as given.
     """
     manager = worker.model_runner.lora_manager._adapter_manager
     (slot,) = [index for index, adapter in enumerate(manager.lora_index_to_id) if adapter is not None]
@@ -127,16 +127,16 @@ def served_adapter(worker: Any, given: Mapping[str, Tensor], scaling: float) -> 
             continue
         stacked = (layer.lora_a_stacked if factor == "lora_A" else layer.lora_b_stacked)[part]
         served = stacked[slot, 0, : values.shape[0], : values.shape[1]]
-        wanted = values.to(served.dtype) * (1.0 if factor == "lora_A" else scaling)
-        yield name, values if torch.equal(served.cpu(), wanted) else served
+        expected = values.to(served.dtype) * (1.0 if factor == "lora_A" else scaling)
+        yield name, values if torch.equal(served.cpu(), expected) else served
 
 
 def _adapted(modules: Mapping[str, Any], module: str, packed: Mapping[str, list[str]]) -> tuple[Any, int]:
-    """The layer that serves the adapter of `module` (None if there is none), and which part of the layer that is."""
+    """Return the layer that serves the adapter of `module`, or None, and the index of `module` in a fused layer."""
     if module in modules:
         return modules[module], 0
     parent, _, leaf = module.rpartition(".")
     for fused, parts in packed.items():
-        if leaf in parts and (found := modules.get(".".join(filter(None, (parent, fused))))) is not None:
-            return found, parts.index(leaf)
+        if leaf in parts and (layer := modules.get(".".join(filter(None, (parent, fused))))) is not None:
+            return layer, parts.index(leaf)
     return None, 0

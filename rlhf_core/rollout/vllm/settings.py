@@ -1,4 +1,4 @@
-"""The settings of a vLLM engine: our config and the model in vLLM's words, or a ValueError that says why not."""
+"""Conversion of our config and the model's to the arguments of a vLLM engine."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.vllm.checks import cpu_cache_bytes, problems_on_cpu, split_problems
 from rlhf_core.rollout.vllm.environment import set_vllm_environment
 
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM has kernels for; recipes may ask for no more
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM has kernels; the last is the maximum in recipes
 _WORKER = "rlhf_core.rollout.vllm.worker.PublishedWeights"
-_BATCHED_TOKENS = 4096  # of one forward, on CPU: enough for matrix products to be efficient
+_BATCHED_TOKENS = 4096  # of one forward on CPU: enough for efficient matrix products
 
 
 def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettings) -> dict[str, Any]:
-    """Arguments of vllm.LLM for the model in `folder`; sets the environment that vLLM reads.
+    """Return the arguments of vllm.LLM for the model in `folder`, and set the environment that vLLM reads.
 
-    model: the folder's config.json. Raises ValueError where vLLM cannot serve it with these settings.
+    model: the folder's config.json. Raises ValueError if vLLM cannot serve it with these settings.
     """
     config = settings.config
     assert isinstance(config, VllmEngineConfig)
     _check_length(config.max_length, model)
-    # vLLM reads its environment when imported, and importing it takes seconds: so here, and not above.
+    # vLLM reads its environment when imported, which takes seconds: hence here, and not above.
     set_vllm_environment()
     from vllm.platforms import current_platform
 
@@ -57,16 +57,16 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
         "worker_extension_cls": _WORKER,
     }
     if reads_images(model):
-        # Its processor of images needs the tokenizer. What an engine samples stays tokens.
+        # The image processor needs the tokenizer. Engines still return tokens.
         arguments |= {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": config.max_images}}
     if current_platform.is_cpu():
         if problem := next(problems_on_cpu(model, config, settings.dtype), None):
             raise ValueError(problem)
-        # VLLM_CPU_KVCACHE_SPACE takes whole GiB only; a given size also spares a warm-up that measures memory.
+        # VLLM_CPU_KVCACHE_SPACE is in whole GiB; a given size also skips a warm-up that measures memory.
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
         arguments["kv_cache_memory_bytes"] = cpu_cache_bytes(model, config, settings.dtype)
-        # A prompt cut in two by the token budget fails on CPU if its request has a seed: vLLM would wind back a random
-        # generator that cannot be. So a prompt is taken whole, in the next forward if need be.
+        # A prompt split by the token budget fails on CPU if its request has a seed: vLLM would rewind a random
+        # generator that does not support it. So prompts are not split, but wait for the next forward if necessary.
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(_BATCHED_TOKENS, config.max_length + 1)
     else:
@@ -76,7 +76,7 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
         arguments |= {
             "enable_lora": True,
             "max_loras": 1,
-            "max_lora_rank": next(known for known in LORA_RANKS if settings.lora.rank <= known),
+            "max_lora_rank": next(rank for rank in LORA_RANKS if settings.lora.rank <= rank),
             "lora_target_modules": _lora_modules(settings.lora, folder),
         }
     return arguments
@@ -89,14 +89,14 @@ def _check_length(max_length: int, model: dict[str, Any]) -> None:
     if max_length > context:
         raise ValueError(f"max_length is {max_length}, but the model was made for {context} tokens")
     if max_length == context:
-        # Only the token sampled after a scored sequence lies beyond the context, and it is never fed to the model.
+        # Only the token sampled after a scored sequence is beyond the context, and it is never an input of the model.
         os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
 
 
 def _lora_modules(lora: LoraConfig, folder: Path) -> list[str]:
-    """Layers that adapters may change. vLLM would wrap the output head too, and then fails to score prompts on CPU."""
+    """Return the layers that adapters may change: if vLLM wraps the output head too, it cannot score prompts on CPU."""
     if lora.target_modules == "all-linear":
-        with torch.device("meta"):  # layers without weights: their types and names are all that is asked for
+        with torch.device("meta"):  # without weights: only types and names of layers are read
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
             auto: Any = AutoModelForImageTextToText if reads_images(config.to_dict()) else AutoModelForCausalLM
             model = auto.from_config(config)

@@ -1,4 +1,4 @@
-"""Starts a vLLM engine. Importing this file imports neither vLLM nor torch."""
+"""Start of a vLLM engine. Importing this module imports neither vLLM nor torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def start(folder: Path, settings: EngineSettings) -> VllmEngine:
-    """An engine of the model in `folder`, in a process that is for engines."""
+    """Start an engine of the model in `folder`, in a process dedicated to engines."""
     take_temporary_folder()
     # Importing vLLM takes seconds, which only the processes of engines should spend.
     from rlhf_core.rollout.vllm.engine import VllmEngine

@@ -22,23 +22,23 @@ class VllmCallReader:
         set_vllm_environment()
         from vllm.tool_parsers import ToolParserManager
 
-        logging.getLogger("vllm").setLevel(logging.CRITICAL)  # else a traceback for each malformed call
-        known = ToolParserManager.list_registered()
-        if name not in known:
+        logging.getLogger("vllm").setLevel(logging.CRITICAL)  # or it logs a traceback for each malformed call
+        registered = ToolParserManager.list_registered()
+        if name not in registered:
             raise StageError(
-                f"environment.parser: vLLM has no tool parser {name!r}{did_you_mean(name, known)}; it has "
-                f"{', '.join(known)}"
+                f"environment.parser: vLLM has no tool parser {name!r}{did_you_mean(name, registered)}; it has "
+                f"{', '.join(registered)}"
             )
         self._kind: Any = ToolParserManager.get_tool_parser(name)
         self._tokenizer, self._tools = tokenizer, tools
         try:
             parser, _ = self._parser(tools)
-        except Exception as error:  # a parser that misses its tokens raises what it likes
+        except Exception as error:  # parsers may raise anything if their tokens are missing
             raise StageError(
                 f"environment.parser {name} does not fit the model's tokenizer: {reason_of(error)}"
             ) from error
-        found = (getattr(parser, marker, None) for marker in _MARKERS)
-        self.marker: str | None = next((marker for marker in found if isinstance(marker, str)), None)
+        markers = (getattr(parser, marker, None) for marker in _MARKERS)
+        self.marker: str | None = next((marker for marker in markers if isinstance(marker, str)), None)
 
     def _parser(self, tools: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -49,8 +49,8 @@ class VllmCallReader:
     def read(self, reply: str, tools: Sequence[Mapping[str, Any]] | None) -> ParsedReply | None:
         try:
             parser, request = self._parser(self._tools if tools is None else tools)
-            found = parser.extract_tool_calls(reply, request)
-            calls = [ToolCall(call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls]
-            return ParsedReply(found.content or "" if calls else reply, calls)
-        except Exception:  # of a parser on a text that it does not expect: the reply is malformed
+            extracted = parser.extract_tool_calls(reply, request)
+            calls = [ToolCall(call.function.name, json.loads(call.function.arguments)) for call in extracted.tool_calls]
+            return ParsedReply(extracted.content or "" if calls else reply, calls)
+        except Exception:  # parsers may raise anything for a malformed reply
             return None

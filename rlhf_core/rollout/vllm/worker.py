@@ -1,4 +1,4 @@
-"""What vLLM's workers learn from us: to load published weights whole, to say what they serve, and to free memory.
+"""Extension of vLLM's workers: loading published weights, reading served ones back, and freeing memory.
 
 vLLM mixes this class into its worker (`worker_extension_cls`) and calls it by `collective_rpc`.
 """
@@ -30,15 +30,15 @@ if current_platform.is_cpu():  # this module is imported in each worker before i
 
 
 class PublishedWeights:
-    """Mixed into a vLLM worker: `reload_weights`, `model_runner` and `model_config` are the worker's."""
+    """A mixin of a vLLM worker, which has `reload_weights`, `model_runner` and `model_config`."""
 
-    _unread_digests: dict[str, str]  # of what was given for layers that cannot be read back
-    _given: Mapping[str, GivenMatrix] = {}  # of those that the engine has packed; none before a publish
+    _unread_digests: dict[str, str]  # of received tensors that cannot be read back
+    _given: Mapping[str, GivenMatrix] = {}  # the tensors that the engine packs; empty before a publish
     _given_adapter: dict[str, Tensor]
     _adapter_scaling: float
 
     def load_published(self, transport: Transport, manifest: WeightManifest) -> None:
-        """Every tensor that `transport` brings replaces the one being served."""
+        """Replace the served tensors by those received from `transport`."""
         worker: Any = self
         model = worker.model_runner.get_model()
         layers = list(self._served_layers())
@@ -47,8 +47,8 @@ class PublishedWeights:
         given: dict[str, GivenMatrix] = {}
         unread: dict[str, str] = {}
 
-        def noted() -> Iterator[tuple[str, Tensor]]:
-            """What the proof needs to know of the tensors that come and go."""
+        def recorded() -> Iterator[tuple[str, Tensor]]:
+            """Yield the received tensors, and record the digests that the proof needs."""
             for name, tensor in transport.receive(manifest, worker.rank):
                 if name in packed:
                     given[name] = GivenMatrix.of(tensor, worker.model_config.dtype, seed=manifest.version)
@@ -58,7 +58,7 @@ class PublishedWeights:
 
         if current_platform.is_cpu():
             forget_kernels(model)
-        weights = noted()
+        weights = recorded()
         worker.reload_weights(weights_iterator=weights)
         take_all(weights)
         if current_platform.is_cpu():
@@ -66,8 +66,10 @@ class PublishedWeights:
         self._given, self._unread_digests = given, unread
 
     def free_memory(self) -> None:
-        """What it holds for nothing on CPU, where it shares memory with all else. It forgets what it has computed, so
-        no request may be running."""
+        """Free unused memory on CPU, where other processes share it.
+
+        Clears the key-value cache, so no request may be running.
+        """
         worker: Any = self
         if current_platform.is_cpu():
             drop_packed_embeddings(worker.model_runner.get_model())
@@ -75,15 +77,15 @@ class PublishedWeights:
             return_freed_memory()
 
     def remember_adapter(self, folder: str) -> None:
-        """Keep what `served_tensors` compares the adapter in use with."""
+        """Store the adapter in `folder`, with which `served_tensors` compares the active one."""
         settings = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
         self._given_adapter = dict(read_safetensors(Path(folder)))
         self._adapter_scaling = settings["lora_alpha"] / settings["r"]
 
     def served_tensors(self, whole: bool) -> list[ServedTensor]:
-        """Of this worker: its share of the model; with adapters the adapter, nothing before the first.
+        """Return the tensors of this worker's share of the model; with adapters, of the adapter, if one is loaded.
 
-        whole: read packed weights back whole. Else those count as given of which a few columns are as given.
+        whole: read packed weights back in full. Otherwise a weight counts as received if a few of its columns do.
         """
         worker: Any = self
         if worker.vllm_config.lora_config is not None:
@@ -97,10 +99,10 @@ class PublishedWeights:
             ]
         dtype = worker.model_config.dtype  # some layers keep a bias in float32
         layers = list(self._served_layers())
-        if not hasattr(self, "_unread_digests"):  # nothing was published yet: it serves what it was started with
+        if not hasattr(self, "_unread_digests"):  # before the first publish, it serves its initial weights
             readable = _readable(layers)
-            started = read_safetensors(Path(worker.model_config.model))
-            self._unread_digests = {name: tensor_digest(t.to(dtype)) for name, t in started if name not in readable}
+            initial = read_safetensors(Path(worker.model_config.model))
+            self._unread_digests = {name: tensor_digest(t.to(dtype)) for name, t in initial if name not in readable}
         return [
             *(tensor for layer in layers for tensor in self._read_back(layer, dtype, whole)),
             *(ServedTensor(n, n, digest, False) for n, digest in self._unread_digests.items()),
@@ -124,14 +126,14 @@ class PublishedWeights:
 
 
 def _readable(layers: Sequence[ServedLayer]) -> set[str]:
-    """The tensors that can be read back, and those beside them, such as a head that is tied."""
+    """Return the published tensors that can be read back, and those of the engine only, such as a tied head."""
     return {name for layer in layers for name in (*layer.published, *layer.names)}
 
 
 def repack_heads(model: nn.Module) -> None:
-    """Packs the output head again from the weight it shares with the embedding.
+    """Pack the output head again from the weight that it shares with the embedding.
 
-    On CPU a head computes with a packed copy of its weight, made once after loading. A reload packs the layers that
+    On CPU a head computes with a packed copy of its weight, made once after loading. A reload packs only layers that
     it loads a tensor for; a tied head has none, so it would keep serving the old weights without an error.
     """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
