@@ -1,4 +1,4 @@
-"""Builds the loop of a run in three steps: read the inputs, start ranks and engines, wire the parts."""
+"""Assembly of a run's loop in three steps: read the inputs, start ranks and engines, connect the parts."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ from rlhf_core.training.checkpointing import Checkpointing, DriverState
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.types import Prompt
 
-# The training ranks, the engines, and by role the ranks of models that are placed apart.
+# The training ranks, the engines, and the ranks of separately placed models by role.
 Started = tuple[WorkerGroup[RLWorker], Engines, Mapping[str, WorkerGroup[FrozenWorker]]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The inputs of a run, checked against each other and its settings."""
+    """The inputs of a run, validated against each other and the settings."""
 
     tokenizer: Tokenizer
     processor: ImageProcessor | None
@@ -75,10 +75,10 @@ def build_loop(
     context: StageContext,
     start: Callable[[], AbstractContextManager[Started]],
 ) -> Iterator[Loop]:
-    """The loop, ready to run; everything it has opened and started ends with the context.
+    """Yield the loop of a run; on exit, end everything that was opened or started for it.
 
-    start: the ranks and the engines. It is called last, since they take minutes to start, and all that can be wrong
-    with the inputs raises StageError before.
+    start: starts the ranks and the engines. Called last, since they take minutes: StageError for invalid inputs is
+    raised before.
     """
     with ExitStack() as stack:
         read = _read(config, inputs, context, stack)

@@ -1,7 +1,7 @@
-"""What a step trains on, sampled and judged while earlier steps train.
+"""Asynchronous collection: completions are sampled and rewarded while earlier steps train.
 
-Completions of at most `in_flight` prompts are sampled, judged or wait. A step takes those of `prompts_per_step` prompts
-that are done first, and others begin in their place, with whatever weights the engines have by then.
+At most `in_flight` prompts are being sampled or rewarded, or are ready. A step uses the first `prompts_per_step` that
+are ready, and others start in their place, with the weights that the engines have then.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ class Answered:
     """The completions of one prompt."""
 
     number: int  # of the prompt's draw
-    attempt: int  # how often it was answered before
+    attempt: int  # counted from 0; resampling the draw adds 1
     group: Group
 
     @property
     def oldest(self) -> int:
-        """The version of the weights that sampled its oldest token."""
+        """The oldest version of the weights that sampled any of its tokens."""
         return min(trajectory.weight_version for trajectory in self.group)
 
 
 class AsyncCollector:
-    """Implements Collector. Its state belongs to the stream's event loop. A checkpoint has every prompt that was drawn
-    and not trained on: with its completions if they were judged already, else it is answered again."""
+    """A Collector that samples ahead of training. Its state is accessed on the event loop of `stream` only.
+
+    A checkpoint has every prompt that was drawn and not trained on: with its completions if these have their rewards,
+    else to be sampled again.
+    """
 
     def __init__(
         self,
@@ -58,19 +61,19 @@ class AsyncCollector:
     ) -> None:
         self._config, self._prompts, self._rollouts = config, prompts, rollouts
         self._rewards, self._monitors, self._stream = rewards, monitors, stream
-        self._begun: set[int] = set()  # draws that are sampled or judged
-        self._sampled: list[Answered] = []  # to be judged
+        self._begun: set[int] = set()  # draws that are being sampled or rewarded
+        self._sampled: list[Answered] = []  # awaiting rewards
         self._ready: deque[Answered] = deque()
         self._judging = asyncio.Lock()
         self._to_judge, self._changed = asyncio.Event(), asyncio.Event()
         self._since = _SinceLastStep()
-        self._steps_ahead = 0  # for which prompts may be under way or wait
+        self._steps_ahead = 0  # number of steps whose prompts may be in flight or ready
         self._started = False
 
     def collect(self, step: int, phase: PhaseTimer) -> tuple[list[Trajectory], dict[str, float]]:
         """See Collector. No trajectory is older than `max_lag` updates; the phase `rollout` is the time spent waiting.
 
-        Raises what an engine, an episode or a reward raised, and StageError where filtering leaves too few prompts.
+        Raises the error of an engine, an episode or a reward, and StageError if filtering leaves too few prompts.
         """
         with phase("rollout"):
             taken, metrics = self._stream.call(self._take(step))
@@ -81,8 +84,8 @@ class AsyncCollector:
 
     async def _take(self, step: int) -> tuple[list[Answered], dict[str, float]]:
         wanted = self._config.prompts_per_step
-        # What begins now has the newest weights, and what begins once these are trained on is one more update behind
-        # when its turn comes: the bound of arXiv:2505.24298, section 5.1.
+        # The staleness bound of arXiv:2505.24298, section 5.1. Episodes that start now sample with the newest weights;
+        # those that start while this step trains lag one more update when they are used.
         self._steps_ahead = self._config.max_lag + 1
         if not self._started:
             self._start()
@@ -99,7 +102,7 @@ class AsyncCollector:
         self._rollouts.count(self._since.errors)
         metrics |= self._rollouts.take_failures()
         if self._config.settings.filtering is not None:
-            self._since.tally.rounds = math.ceil(len(self._since.tally.scores) / wanted)  # as many would have been
+            self._since.tally.rounds = math.ceil(len(self._since.tally.scores) / wanted)  # of synchronous sampling
             metrics |= self._since.tally.metrics(surplus=0)
         self._since = _SinceLastStep()
         self._steps_ahead -= 1
@@ -107,7 +110,7 @@ class AsyncCollector:
         return taken, metrics
 
     def _is_enough(self, step: int) -> bool:
-        """Whether the step can begin. Raises EpisodeError if more episodes failed than is tolerated."""
+        """Return whether the step can start. Raises EpisodeError if more episodes failed than are tolerated."""
         wanted, filtering, since = self._config.prompts_per_step, self._config.settings.filtering, self._since
         least = wanted * self._config.settings.group_size
         self._rollouts.require_tolerable(since.errors, max(since.episodes, least))
@@ -135,7 +138,7 @@ class AsyncCollector:
     def _start(self) -> None:
         self._started = True
         self._stream.begin(self._judge())
-        for number in sorted(self._begun):  # of a checkpoint
+        for number in sorted(self._begun):  # restored from a checkpoint
             self._begin(number, 0)
 
     def _fill(self) -> None:
@@ -148,7 +151,7 @@ class AsyncCollector:
         self._stream.begin(self._answer(number, attempt))
 
     async def _answer(self, number: int, attempt: int) -> None:
-        ask = self._stream.asker()  # one for all, which compute the prompt once
+        ask = self._stream.asker()  # one engine for all, which computes the prompt once
         episodes = self._rollouts.group(self._prompts.at(number), number, attempt)
         played = await asyncio.gather(*(play(ask) for play in episodes))
         errors = [each for each in played if isinstance(each, EpisodeError)]
@@ -167,7 +170,7 @@ class AsyncCollector:
         self._fill()
 
     async def _judge(self) -> None:
-        """All that has been sampled by now, together, in a thread: a slow reward holds up neither engines nor ranks."""
+        """Reward sampled completions in batches, in a thread: a slow reward blocks neither engines nor ranks."""
         with ThreadPoolExecutor(1) as thread:
             while await self._to_judge.wait():
                 async with self._judging:
@@ -180,7 +183,7 @@ class AsyncCollector:
                     self._sift(batch, judged)
 
     def _sift(self, batch: Sequence[Answered], judged: Sequence[Group | None]) -> None:
-        """judged: the groups of the batch with their rewards; None where a reward has failed."""
+        """Queue the groups that pass filtering. judged: the batch's groups with rewards; None where a reward failed."""
         filtering, tally = self._config.settings.filtering, self._since.tally
         for answered, group in zip(batch, judged, strict=True):
             self._begun.discard(answered.number)
@@ -193,7 +196,7 @@ class AsyncCollector:
         return self._stream.call(self._state())
 
     async def _state(self) -> dict[str, Any]:
-        async with self._judging:  # what is judged has changed the statistics of the rewards, and is not there yet
+        async with self._judging:  # a batch with its rewards pending has already changed their statistics
             return {
                 "prompts": self._prompts.state_dict(),
                 "rewards": self._rewards.state_dict(),
@@ -202,7 +205,7 @@ class AsyncCollector:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Before anything is sampled."""
+        """Restore the state. Must be called before anything is sampled."""
         self._prompts.load_state_dict(state["prompts"])
         self._rewards.load_state_dict(state["rewards"])
         self._begun = set(state["begun"])
@@ -214,13 +217,13 @@ class AsyncCollector:
 
 @dataclass
 class _SinceLastStep:
-    """What happened to completions since the last step took its own."""
+    """Statistics of completions since the last step."""
 
     tally: Tally = field(default_factory=Tally)
     too_old: int = 0  # prompts
     episodes: int = 0
     errors: list[EpisodeError] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)  # of rewards, by their metric
+    failures: Counter[str] = field(default_factory=Counter)  # of rewards, by metric name
 
     def add_failures(self, failures: Mapping[str, float]) -> None:
         for name, count in failures.items():
@@ -231,7 +234,7 @@ class _SinceLastStep:
 
 
 def _lag_metrics(taken: Sequence[Answered], step: int) -> dict[str, float]:
-    """Of trajectories, how far their oldest tokens are behind, and the share that several versions have sampled."""
+    """Return mean and largest lag of the trajectories' oldest tokens, and the share sampled by several versions."""
     trajectories = [trajectory for answered in taken for trajectory in answered.group]
     lags = [step - trajectory.weight_version for trajectory in trajectories]
     return {
@@ -242,7 +245,7 @@ def _lag_metrics(taken: Sequence[Answered], step: int) -> dict[str, float]:
 
 
 class BetweenReplies(OwnDevices):
-    """Engines get weights once the replies that they have begun are whole."""
+    """Turns that publish weights between replies: once all running replies are complete."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

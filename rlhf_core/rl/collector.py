@@ -1,4 +1,4 @@
-"""What a step trains on: prompts are drawn, answered and rewarded, until enough of them have something to teach."""
+"""Collection of a step's trajectories: sample and reward prompts until enough groups pass filtering."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from rlhf_core.types import Trajectory
 
 
 class Collector(DriverState, Protocol):
-    """Gives each step what it trains on. Its state is saved in checkpoints."""
+    """Source of each step's trajectories. Its state is saved in checkpoints."""
 
     def collect(self, step: int, phase: PhaseTimer) -> tuple[list[Trajectory], dict[str, float]]:
-        """Rewarded trajectories, those of one prompt side by side, and metrics of how they were collected.
+        """Return rewarded trajectories, grouped by prompt, and metrics of their collection.
 
-        step: as many updates were made and published. Time is measured as the phases `rollout` and `reward`.
+        step: number of updates made and published before. Time is measured as the phases `rollout` and `reward`.
         """
 
 
 class SyncCollector:
-    """Implements Collector, sampling with the newest weights alone.
+    """A Collector that samples with the newest weights only.
 
-    Dynamic sampling, section 3.2 of arXiv:2503.14476, where `filtering` is set; else one round, all of it kept.
+    Dynamic sampling (section 3.2 of arXiv:2503.14476) if `filtering` is set; else one round without filtering.
 
-    A round draws as many new prompts as groups are missing. With the default `oversampling` none is ever too many; with
-    more, the last round's surplus is dropped: by the next step its completions would be of older weights, and the loop
-    is on-policy. So nothing is left over between steps, and no group is returned twice. Where the prompts end, the
-    step continues with the next epoch and keeps what it has so far.
+    A round draws as many new prompts as groups are missing. The default `oversampling` leaves no surplus; a larger one
+    may, and the last round's surplus is dropped: in the next step its completions would be off-policy. So nothing
+    remains between steps, and no group is returned twice. When the prompts of an epoch are exhausted, the step
+    continues with the next epoch and keeps its groups.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class SyncCollector:
         self._monitors = monitors
 
     def collect(self, step: int, phase: PhaseTimer) -> tuple[list[Trajectory], dict[str, float]]:
-        """See Collector. The metrics are of all that was sampled.
+        """See Collector. The metrics cover all sampled trajectories.
 
-        The trajectories are of `prompts_per_step` prompts, or fewer where `max_rounds` were not enough and `when_short`
-        is train. Raises StageError where nothing could be kept, or `when_short` is stop; RewardError where a reward
+        The trajectories are of `prompts_per_step` prompts, or of fewer if `max_rounds` did not suffice and `when_short`
+        is train. Raises StageError if no group is kept, or too few and `when_short` is stop; RewardError if a reward
         fails.
         """
         wanted, filtering = self._config.prompts_per_step, self._config.settings.filtering
@@ -89,7 +89,7 @@ class SyncCollector:
         return [trajectory for group in kept[:wanted] for trajectory in group], metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on: how many prompts were drawn, and the statistics of the rewards."""
+        """Return all that the next step depends on: the number of drawn prompts, and the statistics of the rewards."""
         return {"prompts": self._prompts.state_dict(), "rewards": self._rewards.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

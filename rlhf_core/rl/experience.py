@@ -1,4 +1,4 @@
-"""Trajectories become one packed batch."""
+"""Packing of trajectories into one batch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlhf_core.types import PackedBatch, Rollouts, TrainingBatch, Trajectory
 
 
 def pack_trajectories(trajectories: Sequence[Trajectory], processor: ImageProcessor | None = None) -> Rollouts:
-    """All trajectories of a step, with all their sequences end to end, in their order. All of them have rewards of
-    steps, or none has.
+    """Pack all sequences of the trajectories of a step, in order.
 
-    processor: of the policy, where prompts or environments have images.
+    processor: the policy's, if prompts or environments have images.
+    Raises ValueError if some trajectories have step rewards and others do not.
     """
     sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
     lengths = torch.tensor([s.token_ids.numel() for s in sequences])
@@ -40,9 +40,9 @@ def pack_trajectories(trajectories: Sequence[Trajectory], processor: ImageProces
 
 
 def pack_hinted(trajectories: Sequence[Trajectory]) -> PackedBatch | None:
-    """The trajectories as a teacher reads them, after the prompts with their hints; None where there are no hints.
+    """Pack the trajectories with hinted prompts, as the teacher reads them; return None if there are no hints.
 
-    What is sampled is the same, in the same order. Raises ValueError for an episode of several sequences.
+    The sampled tokens are the same, in the same order. Raises ValueError for an episode of several sequences.
     """
     if not trajectories[0].prompt.hinted_ids:
         return None
@@ -57,7 +57,7 @@ def pack_hinted(trajectories: Sequence[Trajectory]) -> PackedBatch | None:
 
 
 def require_finite(batch: TrainingBatch, trajectories: Sequence[Trajectory]) -> None:
-    """Raises RewardError, naming the row, if a value that trains a token is not finite: its update would be skipped."""
+    """Raise RewardError, naming the row, if a value of a trained token is not finite: its update would be skipped."""
     for name in ("rewards", "advantages", "returns"):
         values: Tensor | None = getattr(batch, name)
         if values is None:
@@ -72,8 +72,8 @@ def require_finite(batch: TrainingBatch, trajectories: Sequence[Trajectory]) -> 
 
 
 def without_truncated(batch: TrainingBatch, trajectories: Sequence[Trajectory]) -> TrainingBatch:
-    """`batch` with no token trained of a trajectory that was cut at the longest length: the overlong filtering of
-    arXiv:2503.14476, section 3.4."""
+    """Return `batch` with truncated trajectories masked out of the loss: overlong filtering, section 3.4 of
+    arXiv:2503.14476."""
     cut = torch.tensor([t.finish_reason == "length" for t in trajectories])
     return replace(batch, loss_mask=batch.loss_mask & ~cut[batch.episode_ids])
 

@@ -1,4 +1,4 @@
-"""Dynamic filtering: which groups of completions teach something, and what is measured of all."""
+"""Dynamic filtering of groups by their mean score, and its metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Group = list[Trajectory]  # the completions of one prompt
 
 @dataclass
 class Tally:
-    """What one step sampled, and how its groups fared."""
+    """The samples of one step, and the outcomes of its groups."""
 
     sampled: list[Trajectory] = field(default_factory=list)
     rounds: int = 0
@@ -23,7 +23,7 @@ class Tally:
     all_right: int = 0
 
     def sift(self, groups: Sequence[Group], filtering: FilteringConfig) -> list[Group]:
-        """The groups whose mean score lies strictly between the bounds."""
+        """Return the groups whose mean score is strictly between the bounds, and count all of them."""
         self.rounds += 1
         kept = []
         for group in groups:
@@ -58,5 +58,5 @@ class Tally:
 
 def _mean_score(group: Group) -> float:
     scores = [t.score for t in group if t.score is not None]
-    assert len(scores) == len(group)  # RewardPipeline refuses what cannot be filtered
+    assert len(scores) == len(group)  # RewardPipeline raises if a score is missing
     return fmean(scores)

@@ -1,8 +1,7 @@
-"""The hybrid engine: training ranks and vLLM engines share devices, and take turns on them.
+"""The hybrid engine: training ranks and vLLM engines share devices, and use them in turn.
 
-One state machine says whose turn it is. Engines sleep while the ranks train; while the engines are awake, everything
-that DeepSpeed keeps on a device lies in main memory. What is called in another's turn raises, before it can hang or run
-out of memory:
+A state machine has the current turn. Engines sleep while the ranks train; while the engines are awake, DeepSpeed's
+state is offloaded to host memory. A call outside its turn raises, before it can hang or run out of memory:
 
     sampling ──train()──▶ training ──publish()──▶ publishing ──sample()──▶ sampling
         ▲                    │
@@ -22,7 +21,7 @@ from rlhf_core.training.group import WorkerGroup, is_host_memory_only
 
 
 class LendsDevice(Protocol):
-    """A worker that can give up its device."""
+    """A worker that can offload its device."""
 
     def offload(self) -> None: ...
 
@@ -33,12 +32,12 @@ W = TypeVar("W", bound=LendsDevice)
 
 
 class Turn(StrEnum):
-    SAMPLING = "sampling"  # engines serve the version published last; the ranks' states are in main memory
-    TRAINING = "training"  # the ranks have the devices; engines are asleep
-    PUBLISHING = "publishing"  # engines are awake, but may not sample: their weights are old or gone
+    SAMPLING = "sampling"  # engines serve the version published last; the ranks are offloaded to host memory
+    TRAINING = "training"  # the ranks use the devices; engines are asleep
+    PUBLISHING = "publishing"  # engines are awake, but must not sample: their weights are stale or dropped
 
 
-_TURNS_OF_ENGINES = {  # of their methods; others are called while they sample
+_TURNS_OF_ENGINES = {  # by method; all others need SAMPLING
     "load_weights": (Turn.PUBLISHING,),
     "probe": (Turn.PUBLISHING, Turn.SAMPLING),
     "wake": (Turn.PUBLISHING,),
@@ -46,20 +45,20 @@ _TURNS_OF_ENGINES = {  # of their methods; others are called while they sample
 
 
 class Turns(Protocol):
-    """Whoever is about to use the devices says so first. Asking for the turn that is on already does nothing."""
+    """Callers acquire the devices before use. `train` and `sample` are no-ops in their own turn."""
 
     def train(self, *, keep_weights: bool = False) -> None:
-        """The ranks' turn. keep_weights: the engines will sample with the same weights again before a publish."""
+        """Start the ranks' turn. keep_weights: the engines will sample with the same weights again before a publish."""
 
     def publish(self) -> None:
-        """The engines' turn, to be given weights. The ranks must have trained, or at least have written theirs."""
+        """Start the engines' turn to load weights. On shared devices, the ranks must have written theirs before."""
 
     def sample(self) -> None:
-        """The engines' turn, with weights: those of a publish that was proven, or those they have kept."""
+        """Start the engines' turn to sample, with published and verified weights, or with those they have kept."""
 
 
 class OwnDevices:
-    """Ranks and engines have devices of their own: it is always everybody's turn."""
+    """Turns without shared devices: every transition is a no-op."""
 
     def train(self, *, keep_weights: bool = False) -> None: ...
 
@@ -69,19 +68,19 @@ class OwnDevices:
 
 
 class HybridEngine(Generic[W]):
-    """Implements Turns. It begins with `sampling`: the engines are awake with version 0, the ranks have offloaded.
+    """Turns on shared devices. Starts in `sampling`: the engines are awake with version 0, the ranks are offloaded.
 
-    An engine that sleeps gives its weights up (vLLM's level 2), since the publish that ends the ranks' turn brings them
-    all: that spares main memory a copy of the model for each engine, and two copies over the bus. It keeps them (level
-    1) where nothing would bring them again: for adapters, whose publish has no base weights, and before the same
-    weights are to sample once more.
+    A sleeping engine drops its weights (vLLM's sleep level 2), since the publish after the ranks' turn replaces all of
+    them: this saves a copy of the model in host memory for each engine, and two copies over the bus. It keeps them
+    (level 1) if no publish replaces them: for adapters, published without base weights, and if the same weights are to
+    sample again.
     """
 
     def __init__(self, workers: WorkerGroup[W], engines: Engines, *, adapters: bool) -> None:
-        """adapters: a publish has LoRA factors only."""
+        """adapters: whether a publish has LoRA factors only."""
         self.workers, self.engines = workers, engines
         self._adapters = adapters
-        self._has_weights = True  # that may be sampled with, or may be again after a wake
+        self._has_weights = True  # for sampling, at once or after a wake
         self.turn = Turn.SAMPLING
         workers.call(LendsDevice.offload)
         workers.before, engines.before = self._before_ranks, self._before_engines
@@ -118,17 +117,17 @@ class HybridEngine(Generic[W]):
 
     def _before_engines(self, method: Callable[..., Any]) -> None:
         self._require(*_TURNS_OF_ENGINES.get(method.__name__, (Turn.SAMPLING,)), doing=verb(method))
-        if method.__name__ == "load_weights":  # an error of it ends the run
+        if method.__name__ == "load_weights":  # if it fails, the run ends
             self._has_weights = True
 
     def _require(self, *turns: Turn, doing: str) -> None:
-        """Raises RuntimeError, naming the state, unless it is one of `turns`."""
+        """Raise RuntimeError, naming the state, unless it is one of `turns`."""
         if self.turn not in turns:
             raise RuntimeError(f"cannot {doing} in the state {self.turn}; this needs {' or '.join(turns)}")
 
 
 def turns_of(config: RLConfig, workers: WorkerGroup[W], engines: Engines) -> Turns:
-    """Says from now on whose turn it is."""
+    """Return the turns of ranks and engines, enforced from now on if they share devices."""
     if not config.hybrid:
         return OwnDevices()
     return HybridEngine(workers, engines, adapters=config.served_lora is not None)

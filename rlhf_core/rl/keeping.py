@@ -1,4 +1,4 @@
-"""Rollouts and policies of single steps, published as artifacts while the stage runs."""
+"""Rollouts and policies of single steps, published as artifacts during a run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ from rlhf_core.types import Trajectory
 
 
 class Keeper:
-    """Steps are counted from 1 here. An artifact is published within its step, before a checkpoint could pass it by: a
-    killed run leaves no gap, and what a resumed one repeats is there already."""
+    """Publishes artifacts of single steps, counted from 1.
+
+    They are published before the step's checkpoint, so a resumed run has no gap; publishing again is a no-op.
+    """
 
     def __init__(
         self, config: RLConfig, context: StageContext, save: Callable[[Path], None], tokenizer: Tokenizer
     ) -> None:
-        """save: writes the policy as it is to a folder in this job's working folder. tokenizer: of the policy."""
+        """save: writes the current policy to a folder in this job's working folder. tokenizer: the policy's."""
         self._config = config
         self._tokenizer = tokenizer
         self._context = context
         self._save = save
 
     def rollouts(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """What step `step` trains on, if it is to be kept. trajectories: those of one prompt side by side."""
+        """Publish the trajectories of a step, if due. trajectories: grouped by prompt."""
         if not _due(step, self._config.keep.rollouts_every):
             return
         names, digest = list(self._config.settings.rewards), tokenizer_digest(self._tokenizer)
@@ -44,7 +46,7 @@ class Keeper:
         self._publish("rollouts", step, Output(Kind.DATASET, folder, {"rows": len(rows), "reward": reward}))
 
     def policy(self, step: int) -> None:
-        """The policy after step `step`, if it is to be kept. The last one is the stage's own result."""
+        """Publish the policy after a step, if due. The last one is the stage's own result."""
         if not _due(step, self._config.keep.policy_every) or step == self._config.steps:
             return
         folder = self._context.workdir / f"policy-{step}"
@@ -59,8 +61,11 @@ class Keeper:
 def rollout_rows(
     trajectories: Sequence[Trajectory], rewards: Sequence[str], step: int, *, tokenizer: str
 ) -> Iterator[Row]:
-    """A row for each prompt, with the completions' tokens: `reward` is all that trains, the rewards of steps included,
-    and `rewards` are the `rewards` by name, as they are before weights and shaping. tokenizer: its digest."""
+    """Yield a row for each prompt, with the tokens of its completions.
+
+    A completion's `reward` is its total reward, step rewards included; its `rewards` are those named by `rewards`,
+    before weights and shaping. tokenizer: its digest.
+    """
     for _, group in groupby(trajectories, key=lambda t: (t.prompt.id, t.messages)):
         completions = list(group)
         first = completions[0]

@@ -1,4 +1,4 @@
-"""The weight of the KL to the reference, step by step."""
+"""Control of the coefficient of the KL to the reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LARGEST_ERROR = 0.2
 
 
 class KLController:
-    """Fixed without a target; with one, the proportional controller of section 2.2 of arXiv:1909.08593."""
+    """A fixed coefficient; with a target, the proportional controller of section 2.2 of arXiv:1909.08593."""
 
     def __init__(self, config: KLConfig) -> None:
         self._target = config.target
@@ -19,12 +19,12 @@ class KLController:
         self.coefficient = config.coefficient
 
     def update(self, kl: float) -> None:
-        """After a step with this KL, in nats a completion: error = kl / target - 1, held inside [-0.2, 0.2], and
-        coefficient *= 1 + error / horizon. The paper's K is 1 / horizon.
+        """Adapt the coefficient after a step. kl: of the step, in nats per completion.
 
-        OpenRLHF counts its horizon in completions: divide it by those of a step.
+        error = kl / target - 1, clipped to [-0.2, 0.2]; coefficient *= 1 + error / horizon. The paper's K is
+        1 / horizon. OpenRLHF counts its horizon in completions: divide it by the completions of a step.
         """
-        if self._target is None or not math.isfinite(kl):  # an update that was skipped measured nothing
+        if self._target is None or not math.isfinite(kl):  # a skipped update has no KL
             return
         error = min(max(kl / self._target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
         self.coefficient *= 1 + error / self._horizon

@@ -1,7 +1,7 @@
-"""The RL loop. Each step: rollout → reward → score → advantage → update → publish, with a proof of the weights served.
+"""The RL loop. Each step: rollout → reward → score → advantage → update → publish, verifying the served weights.
 
-Synchronous and on-policy: every step samples with the weights that the last step published. Or, with `asynchronous`,
-its rollouts were sampled while earlier steps trained (async_collector.py).
+Synchronous and on-policy: every step samples with the weights that the last step published. With `asynchronous`,
+rollouts are sampled while earlier steps train (async_collector.py).
 
 Read next, in the order of a step: prompts → rollouts → episodes/rollouter → rewarding → filtering → collector →
 experience → ranks → scoring → algorithms/base → worker → publisher → rollout/proof. assembly.py builds the loop.
@@ -45,10 +45,10 @@ class Loop:
     validation: Validation | None = None
     keeper: Keeper | None = None
     processor: ImageProcessor | None = None  # of the policy, if it reads images
-    row_counts: Mapping[str, float] = field(default_factory=dict)  # rows of the datasets that were dropped or truncated
+    row_counts: Mapping[str, float] = field(default_factory=dict)  # dropped and truncated rows of the datasets
 
     def run(self) -> dict[str, float]:
-        """All steps, or those left after the newest checkpoint; the metrics of the last one."""
+        """Run all steps, or those left after the newest checkpoint; return the metrics of the last one."""
         self.turns.train(keep_weights=True)
         done = self.checkpoints.resume(self.config.steps)
         self.publisher.start(version=done)
@@ -79,7 +79,7 @@ class Loop:
             scored = self.trainer.score(pack_trajectories(trajectories, self.processor), pack_hinted(trajectories))
 
         with phase("advantage"):
-            rewards = torch.tensor([t.reward for t in trajectories])  # those of steps are in `scored`
+            rewards = torch.tensor([t.reward for t in trajectories])  # step rewards are in `scored`
             group_size = self.config.settings.group_size
             groups = torch.arange(len(trajectories) // group_size).repeat_interleave(group_size)
             by_name = {
@@ -105,10 +105,10 @@ class Loop:
 
 
 def describe(trajectories: Sequence[Trajectory], rollouts: Rollouts) -> dict[str, float]:
-    """What a person watches: all that trains, each reward by its name, score, length, entropy, diversity.
+    """Return step metrics: total reward, reward by name, score, length, entropy, diversity.
 
-    `entropy` is the mean of -log-prob over the sampled tokens: unbiased at the sampling temperature, and free.
-    `distinct` is the share of different completions among those of one prompt.
+    `entropy` is the mean of -log-prob over the sampled tokens: unbiased at the sampling temperature, without a forward.
+    `distinct` is the share of distinct completions among those of one prompt.
     """
     tokens = max(rollouts.num_trained_tokens, 1)
     rewards = torch.tensor([t.total_reward for t in trajectories])

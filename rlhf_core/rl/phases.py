@@ -1,4 +1,4 @@
-"""How long each phase of a step took."""
+"""Durations of the phases of a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PhaseTimer:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
 
     def take(self) -> dict[str, float]:
-        """Seconds of each phase since the last call, as metrics."""
+        """Return the seconds of each phase since the last call, as metrics."""
         taken = {f"seconds/{phase}": seconds for phase, seconds in self._seconds.items()}
         self._seconds = {}
         return taken

@@ -1,4 +1,4 @@
-"""Which prompts a step samples: a pure function of (seed, epoch, position)."""
+"""Order of the prompts: a pure function of (seed, epoch, position)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rlhf_core.types import Prompt
 
 
 class PromptSampler:
-    """Draws without replacement; every epoch has an order of its own, and a draw may cross into the next one."""
+    """Draws without replacement; each epoch has its own order, and a draw may continue into the next one."""
 
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
         if not prompts:
             raise ValueError("there are no prompts to sample from")
         self._prompts = prompts
         self._seed = seed
-        self._drawn = 0  # the cursor: all the state there is
+        self._drawn = 0  # the cursor, its only state
         self._epoch = -1
         self._order: list[int] = []
 
@@ -25,7 +25,7 @@ class PromptSampler:
         return [self.at(self.next()) for _ in range(count)]
 
     def next(self) -> int:
-        """The number of the next draw, which counts as drawn from now on."""
+        """Advance the cursor and return the number of the draw."""
         self._drawn += 1
         return self._drawn - 1
 
@@ -36,10 +36,10 @@ class PromptSampler:
         self._drawn = state["drawn"]
 
     def at(self, number: int) -> Prompt:
-        """The prompt of a draw, counted from 0."""
+        """Return the prompt of a draw, counted from 0."""
         epoch, position = divmod(number, len(self._prompts))
         if epoch != self._epoch:
-            # Not a `derived_seed`: every run so far has drawn its prompts in this order.
+            # Not a `derived_seed`, so that runs keep the order of earlier versions.
             generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
             self._order = torch.randperm(len(self._prompts), generator=generator).tolist()
             self._epoch = epoch

@@ -1,4 +1,4 @@
-"""The trainer's weights go to the engines, and the engines prove that they serve them. Every time."""
+"""Publishing of the trainer's weights to the engines. Every publish is verified."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rlhf_core.rollout.engines import Engines, hand_over
 from rlhf_core.rollout.proof import Expected, Proof, default_tolerance, verify_weights
 from rlhf_core.types import Prompt, Trajectory
 
-# Of each prompt, its last: prompts may begin alike, and to score long ones takes as long as an update.
+# The last tokens of each prompt: prompts may share a prefix, and scoring long ones takes as long as an update.
 _PROBE_TOKENS = 128
 
 
 class Publisher:
-    """Every publish has a version of its own, one more than the last, whatever weights it carries."""
+    """Publishes weights. Each publish increments the version, whatever its source."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Publisher:
         probe: Sequence[Prompt],
         turns: Turns,
     ) -> None:
-        """probe: prompts whose last tokens both sides score; every weight of the model has a say in them."""
+        """probe: prompts whose last tokens both sides score; their log-probs depend on every weight of the model."""
         self._trainer = trainer
         self._engines = engines
         self._turns = turns
@@ -40,12 +40,14 @@ class Publisher:
         self._sequences = [prompt.token_ids[-_PROBE_TOKENS:] for prompt in probe]
         self._batch = pack(self._sequences, [[True] * len(sequence) for sequence in self._sequences])
         self._tolerance = config.probe_tolerance or default_tolerance(config.engine.dtype)
-        self._proven: Expected | None = None  # what the engines serve
+        self._proven: Expected | None = None  # the weights that the engines serve
         self._source: WeightSource = "live"
 
     def start(self, version: int) -> None:
-        """Both sides were started with the same weights: version 0. A trainer that was restored has later ones, which
-        the engines are given as `version`. Raises WeightSyncError if they do not serve them."""
+        """Verify the engines' initial weights, or publish those of a restored trainer as `version`.
+
+        Both sides start with the same weights, version 0. Raises WeightSyncError if an engine does not serve them.
+        """
         self._turns.train(keep_weights=True)
         if version:
             self._prove(self._hand_over(version, "live"))
@@ -56,8 +58,9 @@ class Publisher:
         self._turns.sample()
 
     def publish(self, source: WeightSource = "live") -> dict[str, float]:
-        """Metrics: mean and largest difference on the probe, and how many tensors only the probe can tell of, if any.
+        """Publish the weights, verify that the engines serve them, and return metrics.
 
+        Metrics: mean and largest difference on the probe, and the number of tensors that only the probe covers, if any.
         Raises WeightSyncError, naming the tensors, if an engine does not serve them.
         """
         assert self._proven is not None
@@ -90,8 +93,8 @@ class Publisher:
         return proof
 
     def require_fresh(self, trajectories: Sequence[Trajectory]) -> None:
-        """Every trajectory was sampled with the policy's own weights, as they were published last, or at most `max_lag`
-        publishes before."""
+        """Raise WeightSyncError unless all trajectories were sampled with the policy's live weights, published last or
+        at most `max_lag` publishes before."""
         if self._source != "live":
             raise WeightSyncError(f"the engines serve the {self._source} of the weights, which nothing is trained on")
         newest = -1 if self._proven is None else self._proven.version
@@ -99,7 +102,7 @@ class Publisher:
         self.require_version({t.weight_version for t in trajectories} - set(behind))
 
     def require_version(self, versions: Set[int]) -> None:
-        """What was sampled was sampled with the weights published last; WeightSyncError names the other versions."""
+        """Raise WeightSyncError, naming the others, unless `versions` has only the version published last."""
         version = None if self._proven is None else self._proven.version
         if stale := versions - {version}:
             raise WeightSyncError(f"completions were sampled with weights {sorted(stale)}, published is {version}")

@@ -1,4 +1,4 @@
-"""The driver's side of the training ranks: divides a batch over them, and joins their results."""
+"""The driver's side of the training ranks: divides batches among them and joins their results."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ class PolicyTrainer:
         seed: int,
         frozen: Mapping[str, WorkerGroup[Scores]] = MappingProxyType({}),
     ) -> None:
-        """frozen: the ranks of models with a placement of their own, by role."""
+        """frozen: the ranks of separately placed models, by role."""
         self._config = config
         self._algorithm = algorithm
         self._workers = workers
         self._frozen = frozen
         self._seed = seed
         self._kl = KLController(config.settings.kl)
-        self._sharing: dict[str, bool] = {}  # by role, once asked
+        self._sharing: dict[str, bool] = {}  # by role, cached
 
     @property
     def kl_coefficient(self) -> float:
-        """Of the current step, or of the next one between steps."""
+        """The KL coefficient of the current step, or between steps of the next one."""
         return self._kl.coefficient
 
     def score(self, rollouts: Rollouts, hinted: PackedBatch | None = None) -> Scored:
-        """`rollouts` with the log-probs and values of the models.
+        """Return `rollouts` with the log-probs and values of the models.
 
-        hinted: the same sampled tokens as the teacher reads them, if that is after other prompts.
+        hinted: the same sampled tokens after the teacher's hinted prompts, if there are hints.
 
-        Log-probs that are known without a forward are left out: with a single update of a strictly on-policy batch,
-        the old log-probs are those of the update itself.
+        Log-probs that need no forward are omitted: with a single update of a strictly on-policy batch, the old
+        log-probs are those of the update itself.
         """
         fields = self._fields_to_score()
         if hinted is None:
@@ -77,13 +77,13 @@ class PolicyTrainer:
         return Scored(**vars(rollouts), **others, teacher_logprobs=placed)
 
     def reward_scores(self, batch: PackedBatch, role: str) -> Tensor:
-        """(N,) float32: the raw score of a reward model, by its role, at each token of `batch`."""
+        """Return the raw score of the reward model of `role` at each token of `batch`, (N,) float32."""
         scores: Tensor = self._scored(batch, [role])[role]
         return scores
 
     def _scored(self, batch: PackedBatch, names: list[str]) -> dict[str, Any]:
-        """By the names of Scores, each a Tensor. Models of the same ranks, with micro-batches of the same size, are
-        asked together."""
+        """Return the tensor of each of `names`, as of Scores.score. Models on the same ranks with micro-batches of the
+        same size are scored in one call."""
         scores: dict[str, Any] = {}
         calls: dict[tuple[str, int, bool], list[str]] = {}
         for name in names:
@@ -93,7 +93,7 @@ class PolicyTrainer:
         for (ranks, _, _), asked in calls.items():
             role = role_of(asked[0])
             group = self._frozen.get(ranks, self._workers)
-            # Rounding depends on what is in a micro-batch, so those compared with the policy have the same ones.
+            # Rounding depends on the content of a micro-batch: models compared with the policy use the same ones.
             replicas = self._workers.replicas if role in (REFERENCE, TEACHER) else group.replicas
             scores |= scored(group, self._division(batch, role, replicas).over(group.replicas), asked)
         return scores
@@ -105,11 +105,11 @@ class PolicyTrainer:
         )  # fmt: skip
 
     def _tokens(self, role: str) -> int:
-        """Of a micro-batch: by default as the policy's, wherever the role's model is."""
+        """Return the tokens of a micro-batch: by default as for the policy, wherever the role's model is placed."""
         return self._config.engine_of(role).micro_batch_tokens(self._config.placement)
 
     def _shares_prompts(self, role: str) -> bool:
-        """A model that is compared with the policy has the policy's micro-batches."""
+        """Return whether micro-batches of `role` share prompts; a model compared with the policy uses the policy's."""
         if role in (REFERENCE, TEACHER):
             role = POLICY
         if role not in self._sharing:
@@ -129,8 +129,10 @@ class PolicyTrainer:
         return [name for name, is_needed in needed.items() if is_needed]
 
     def update(self, batch: TrainingBatch, step: int) -> dict[str, float]:
-        """All optimizer steps on one batch; metrics are means over its trained tokens and over the steps, and
-        `trained_completions`, the episodes of which any token is trained. A minibatch without any is no step.
+        """Run all optimizer steps on one batch and return metrics.
+
+        Metrics are means over the trained tokens and the steps, and `trained_completions`, the number of episodes with
+        a trained token. A minibatch without trained tokens is skipped.
 
         The KL coefficient then adapts to the KL of this batch, unless the policy was frozen.
         """
@@ -140,7 +142,7 @@ class PolicyTrainer:
         settings = self._config.settings
         frozen = settings.critic_settings is not None and step < settings.critic_settings.warmup_steps
         if frozen and batch.old_logprobs is None:
-            # No update of the policy will measure how far its log-probs are from the engine's.
+            # No policy update will measure the mismatch of its log-probs with the engine's.
             batch = replace(batch, **self._scored(batch, ["old_logprobs"]))
         policy: list[StepMetrics] = []
         critic: list[StepMetrics] = []
@@ -172,7 +174,7 @@ class PolicyTrainer:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """State that the driver has and the workers do not."""
+        """Return the driver's state that is not in the workers."""
         return {"kl": self._kl.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -183,7 +185,7 @@ class PolicyTrainer:
         if count == 1:
             return [self._weighted(batch)]
         generator = torch.Generator().manual_seed(derived_seed(self._seed, f"minibatches {order}"))
-        each = batch.episodes.bincount().tolist()  # sequences of each episode, which stay together
+        each = batch.episodes.bincount().tolist()  # by episode, whose sequences stay together
         sequences = torch.arange(batch.num_sequences).split(each)
         shuffled = torch.randperm(len(each), generator=generator)
         parts = [
@@ -192,7 +194,7 @@ class PolicyTrainer:
         return [self._weighted(select(batch, part.tolist())) for part in parts]
 
     def _weighted(self, batch: TrainingBatch) -> Minibatch:
-        """With the weight of each token in the loss of one optimizer step, over all replicas."""
+        """Return `batch` with the weight of each token in the loss of one optimizer step, over all replicas."""
         settings = self._config.settings
         of = partial(
             loss_weights, sequence_lengths=batch.episode_lengths, kind=settings.aggregation,
@@ -207,9 +209,9 @@ class PolicyTrainer:
 
     @contextmanager
     def publication(self, version: int, source: WeightSource = "live", engines: int = 1) -> Iterator[Publication]:
-        """What `engines` engines are to serve: the policy (or its adapter), as it is now, or its moving average."""
+        """Yield the publication of the policy (or its adapter), current or averaged, for `engines` engines."""
         offered = self._workers.call(RLWorker.offer_weights, version, engines)[0]
-        assert offered is not None  # by rank 0
+        assert offered is not None  # on rank 0
         transport, manifest = offered
         if transport.concurrent:
 
@@ -217,7 +219,7 @@ class PolicyTrainer:
                 sent = self._workers.begin(RLWorker.send_weights, source, transport, manifest)
                 return lambda: sent()[0]
 
-            # After an error ranks may be in the broadcast still: until its timeout they answer no call.
+            # Not in a `finally`: after an error, ranks in the broadcast accept no call until it times out.
             yield Publication(transport, manifest, self._read_weights, start)
             self._workers.call(RLWorker.withdraw_weights)
             return
@@ -228,19 +230,19 @@ class PolicyTrainer:
             self._workers.call(RLWorker.withdraw_weights)
 
     def digests(self) -> Digests:
-        """Of what engines are to serve, by the name of each tensor."""
+        """Return the digests of the weights to serve, by tensor name."""
         return self._workers.call(RLWorker.digest_weights)[0]
 
     def _read_weights(self) -> Files:
         return self._workers.call(RLWorker.read_weights)[0]
 
     def probe(self, batch: PackedBatch, source: WeightSource = "live") -> Sequence[float]:
-        """(N,) the trainer's own log-probs of the probe, at temperature 1."""
+        """Return the trainer's log-probs of the probe at temperature 1, (N,)."""
         logprobs: list[float] = self._workers.call(RLWorker.probe, batch, source)[0].tolist()
         return logprobs
 
     def keep_weights(self, source: WeightSource) -> None:
-        """The ranks keep a copy of the current policy: the stage's result, unless another copy is kept later."""
+        """Keep a copy of the policy on the ranks: the stage's result, unless another copy is kept later."""
         self._workers.call(RLWorker.keep_weights, source)
 
     def save(self, folder: Path, context: StageContext, *, current: bool = False) -> None:
@@ -249,8 +251,8 @@ class PolicyTrainer:
 
 
 def _of_known_logprobs(scored: Scored) -> dict[str, float]:
-    """How far the trainer is from the engine, and from the reference, where old log-probs are known; otherwise the
-    single update measures it."""
+    """Return the mismatch with the engine and the KL to reference and teacher, if old log-probs are known; otherwise
+    the single update measures them."""
     old = scored.old_logprobs
     if old is None:
         return {}

@@ -1,4 +1,4 @@
-"""Rewards that reward models give: models on the training ranks are asked in the ranks' turn."""
+"""Rewards of reward models. Models on the training ranks compute in the ranks' turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlhf_core.types import PackedBatch
 
 @dataclass(frozen=True, slots=True)
 class RankScores:
-    """Token scores (rewards.model.TokenScores) of the reward model in one role."""
+    """Token scores (rewards.model.TokenScores) of the reward model of one role."""
 
     role: str
     trainer: PolicyTrainer
@@ -39,10 +39,10 @@ class RankScores:
 def read_reward_models(
     rewards: Mapping[str, ModelReward], place: str, inputs: Mapping[str, Input], tokens: int
 ) -> dict[str, RewardReader]:
-    """How each reward of a model is read, by its name, from the folders of the models alone.
+    """Return the reader of each model reward by name. Reads only the folders of the models.
 
-    place: the setting that has the rewards; tokens: of the longest sequence.
-    Raises StageError, naming the reward, if its model cannot give it.
+    place: the setting that contains the rewards; tokens: of the longest sequence.
+    Raises StageError, naming the reward, if its model cannot compute it.
     """
     models = {}
     for name, settings in rewards.items():
@@ -57,9 +57,9 @@ def read_reward_models(
 def rank_scores(
     config: RLConfig, inputs: Mapping[str, Input], trainer: PolicyTrainer, turns: Turns
 ) -> dict[str, RankScores]:
-    """The token scores of each reward of a model, by its name."""
+    """Return the token scores of each model reward by name."""
     samples_again = config.settings.filtering is not None  # groups may be filtered out
-    own = config.own_placements  # these models wait for no turn
+    own = config.own_placements  # these models need no turn
     return {
         name: RankScores(role, trainer, OwnDevices() if role in own else turns, samples_again)
         for name, role in reward_roles(config, inputs).items()

@@ -1,4 +1,4 @@
-"""Trajectories get their rewards; whatever is wrong with one stops the run before it can train anything."""
+"""Rewards of trajectories. An invalid reward stops the run before it is trained on."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from rlhf_core.rewards.shaping import Shaping
 from rlhf_core.rl.filtering import Group
 from rlhf_core.types import Trajectory
 
-_SHOWN_FAILURES = 3  # of a reward in one step
+_SHOWN_FAILURES = 3  # per reward and step
 
 
 class RewardPipeline:
-    """What a completion earns, in this order; each step is documented where it is done.
+    """The reward pipeline, in order.
 
-    1. Every reward judges every completion; a failure, a wrong number of values or one that is not finite ends the run,
-       but for the share that the reward's `tolerated_failures` allows.
-    2. Their weighted sum. Rewards of single steps are weighted too, summed at the steps' last tokens, and left so.
+    1. Every reward judges every completion; a failure, a wrong number of values or a non-finite one ends the run,
+       except for the share that the reward's `tolerated_failures` allows.
+    2. Their weighted sum. Step rewards are weighted too, summed at the last tokens of the steps, and not shaped.
     3. Shaping (rewards/shaping.py): overlong penalty, truncation, clipping, running normalisation.
-    Dynamic filtering (rl/collector.py) looks at scores, which are neither weighted nor shaped; then come advantages.
+    Dynamic filtering (rl/collector.py) uses scores, which are neither weighted nor shaped; advantages follow it.
 
-    The score of a completion is that of the reward named by `filtering.score`, else of the only one that gives scores.
+    The score of a completion is that of the reward named by `filtering.score`, else of the only reward with scores.
     """
 
     def __init__(
         self, settings: AlgorithmConfig, max_tokens: int, rewards: Mapping[str, TrajectoryReward], tokenizer: Tokenizer
     ) -> None:
-        """rewards: by their names in `settings.rewards`; tokenizer: the policy's."""
+        """rewards: by name, as in `settings.rewards`; tokenizer: the policy's."""
         self._settings = settings
         self._rewards = rewards
         self._tokenizer = tokenizer
@@ -50,10 +50,10 @@ class RewardPipeline:
         self._failures: Counter[str] = Counter()
 
     def __call__(self, groups: Sequence[Group]) -> list[Group | None]:
-        """The groups with reward, score, step rewards, and each reward by its name in `extra`, of each trajectory.
+        """Return the groups with reward, score, step rewards, and each reward by name in `extra`, of each trajectory.
 
-        Where a reward tolerates failures, a group with a completion that has failed is None: a baseline of the rest
-        would be that of another group. `take_failures` says how many completions failed.
+        If a tolerant reward fails for a completion, its whole group is None: a baseline of the rest would be that of
+        another group. `take_failures` counts the failed completions.
         """
         if not groups:
             return []
@@ -72,7 +72,7 @@ class RewardPipeline:
         return [None if number in failed else list(islice(rewarded, len(group))) for number, group in enumerate(groups)]
 
     def _rewarded(self, trajectories: Sequence[Trajectory], results: Mapping[str, RewardResult]) -> list[Trajectory]:
-        """`trajectories`, for none of which a reward failed, with what `results` give them."""
+        """Return `trajectories`, for none of which a reward failed, with their rewards from `results`."""
         if not trajectories:
             return []
         weights = {name: reward.weight for name, reward in self._settings.rewards.items()}
@@ -100,15 +100,15 @@ class RewardPipeline:
         ]
 
     def take_failures(self) -> dict[str, float]:
-        """Metrics since the last call, of each reward that tolerates failures: the completions that it failed for."""
+        """Return the failed completions of each tolerant reward since the last call, as metrics."""
         return {f"reward/{name}/failures": float(self._failures.pop(name, 0)) for name in self._tolerant}
 
     def _step_rewards(
         self, trajectories: Sequence[Trajectory], results: Mapping[str, RewardResult]
     ) -> list[tuple[Tensor, Tensor]] | None:
-        """Of each trajectory the rewards (T,) float32 at the last tokens of its steps, and where these are (T,) bool.
+        """Return for each trajectory its step rewards, (T,) float32, and the mask of last tokens of steps, (T,) bool.
 
-        None where no reward gives any. Rewards that cut steps differently are summed at each token.
+        None if no reward has step rewards. Rewards with different steps are summed at each token.
         """
         given = {name: result for name, result in results.items() if result.steps is not None}
         if not given:
@@ -156,7 +156,7 @@ class RewardPipeline:
 
 
 def _metrics(results: Mapping[str, RewardResult], count: int, scored_by: str | None) -> dict[str, list[float]]:
-    """Of each completion, `name`: all that the reward gives it, steps included, unweighted; `name/metric`: the rest."""
+    """Return values by completion: `name`, its unweighted reward with steps, and `name/metric`, the other values."""
     metrics: dict[str, list[float]] = {}
     for name, result in results.items():
         metrics[name] = result.totals()
@@ -170,7 +170,7 @@ def _metrics(results: Mapping[str, RewardResult], count: int, scored_by: str | N
 
 
 def _require_finite(name: str, result: RewardResult, weight: float, trajectories: Sequence[Trajectory]) -> None:
-    """Raises RewardError if a reward, of a completion or of a step, is not finite in float32, as it is or weighted."""
+    """Raise RewardError if a reward, of a completion or of a step, is not finite in float32, unweighted or weighted."""
     for index, trajectory in enumerate(trajectories):
         steps = result.steps[index] if result.steps is not None else []
         for value in (result.rewards[index], *steps):
@@ -194,7 +194,7 @@ def _finite(value: float, what: str, trajectory: Trajectory, index: int) -> floa
 
 
 def monitor(trajectories: Sequence[Trajectory], monitors: Mapping[str, TrajectoryReward]) -> dict[str, float]:
-    """Mean of each monitor: logged, never trained on."""
+    """Return the mean of each monitor, a reward that is logged and never trained on."""
     metrics = {}
     for name, scorer in monitors.items():
         result = scorer(trajectories)

@@ -1,4 +1,4 @@
-"""The models of an RL run as data: what each starts from, how it is run, and what trains it."""
+"""The models of an RL run as data: initial weights, engine and optimizer of each."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ POLICY, REFERENCE, TEACHER, CRITIC = "policy", "reference", "teacher", "critic"
 
 @dataclass(frozen=True, slots=True)
 class ValueScale:
-    """How the first values of a critic follow from the raw scores of what it starts from."""
+    """Affine map from the raw scores of a critic's initial model to the critic's first values."""
 
     factor: float = 1.0
-    offset: float = 0.0  # added after the factor
+    offset: float = 0.0  # added after scaling
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One model, on the training ranks or on ranks of its own. Those without an optimizer are frozen."""
+    """One model, on the training ranks or on separate ones. A model without an optimizer is frozen."""
 
     name: str  # policy, reference, teacher, critic, or `reward:NAME` of the reward NAME
-    start: ArtifactRef  # whose weights it starts from
+    start: ArtifactRef  # its initial weights
     head: Literal["causal", "scalar"]
     engine: EngineConfig
     optimizer: OptimizerConfig | None = None
-    total_steps: int = 0  # optimizer steps of its whole schedule
+    total_steps: int = 0  # optimizer steps of the whole schedule
     lora: LoraConfig | None = None
-    dropout: bool = False  # in its updates
+    dropout: bool = False  # during updates
     value_scale: ValueScale = ValueScale()  # of a critic
-    adapter_off: bool = False  # no copy of its own: the policy's base
-    shares_base: bool = False  # it is an adapter too, and its frozen weights are those of the policy's base
-    offloaded: bool = False  # its weights are in host memory, except while it computes
-    placement: Placement | None = None  # of workers of its own; none: on those of the policy
+    adapter_off: bool = False  # the policy without its adapter, in place of a copy
+    shares_base: bool = False  # an adapter on the frozen weights of the policy's base
+    offloaded: bool = False  # weights are in host memory, except while it computes
+    placement: Placement | None = None  # of separate workers; None: on the policy's
 
 
 def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
-    """Every model that the run needs, and no other: without a KL no reference, with GRPO no critic."""
+    """Return the models that the run needs, and no others: without a KL no reference, with GRPO no critic."""
     settings, critic = config.settings, config.settings.critic_settings
     start = inputs["model"].manifest.ref
     updates = settings.epochs * settings.minibatches
@@ -100,13 +100,15 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
 
 
 def _value_scale(config: RLConfig, inputs: Mapping[str, Input]) -> ValueScale:
-    """A critic that starts from a reward model starts with the rewards that this model gives: normalised where they
-    are, weighted and summed. Values on the raw scale would bias the first advantages, by the mean of the raw scores at
-    the end of a completion.
+    """Return the scale of a critic's first values.
 
-    Of a reward model that gives no reward the scores are normalised by what it has stored; so they are, with the sign
-    of the weight, where `shaping.normalize` gives all rewards mean 0 and deviation 1. Shaping that is not linear
-    (overlong, truncation, clip) is for the critic to learn. A KL in the reward is 0 at first.
+    A critic that starts from a reward model starts with the rewards of this model: normalised if they are, weighted
+    and summed. Values on the raw scale would bias the first advantages, by the mean of the raw scores at the end of a
+    completion.
+
+    Scores of a reward model that no reward uses are normalised by its stored scale; so are, with the sign of the
+    weight, scores under `shaping.normalize`, which scales all rewards to mean 0 and deviation 1. Non-linear shaping
+    (overlong, truncation, clip) is left to the critic to learn. A KL in the reward is 0 at first.
     """
     start, settings = inputs[config.critic_input], config.settings
     if start.manifest.kind is not Kind.REWARD_MODEL:
@@ -128,30 +130,30 @@ def _value_scale(config: RLConfig, inputs: Mapping[str, Input]) -> ValueScale:
 
 
 def placed_apart(roles: Iterable[Role]) -> dict[Role, Placement]:
-    """The roles that have ranks of their own; all others are on those of the policy."""
+    """Return the placements of separately placed roles; all others are on the policy's ranks."""
     return {role: role.placement for role in roles if role.placement is not None}
 
 
 def _can_share_base(config: RLConfig, role: str) -> bool:
-    """Whether policy and `role`, where both are adapters of one model, can have its weights once in memory."""
+    """Return whether policy and `role`, if both are adapters of one model, can share its weights in memory."""
     engines = config.engine_of(POLICY), config.engine_of(role)
     same_dtype = engines[0].dtype == engines[1].dtype
-    # ZeRO 3 cuts each weight for one engine, which then gathers and frees it as its own model runs.
+    # ZeRO 3 partitions each weight for one engine, which gathers and frees it as its own model runs.
     return config.lora is not None and same_dtype and all(engine.sharding < 3 for engine in engines)
 
 
 def _is_adapter_of(judge: Input, base: ArtifactRef) -> bool:
-    """Whether a reward model was trained as an adapter of `base`, and is there as such too."""
+    """Return whether a reward model was trained as an adapter of `base`, and is stored as an adapter too."""
     return judge.manifest.parents.get("model") == base and (judge.folder / ADAPTER).is_dir()
 
 
 def reward_role(reward: str) -> str:
-    """The role of the model of a reward."""
+    """Return the role of the model of a reward."""
     return f"reward:{reward}"
 
 
 def reward_roles(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, str]:
-    """Reward name -> the role that gives it. Rewards of the same model, run in the same way and place, share a role."""
+    """Return the role of each reward by name. Rewards of the same model, engine settings and placement share a role."""
     first: dict[tuple[ArtifactRef, EngineConfig, Placement | None], str] = {}
     given = {}
     for reward in config.settings.model_rewards:
@@ -170,10 +172,10 @@ def require_same_tokens(
     *,
     images: bool = False,
 ) -> None:
-    """Other models read the policy's tokens, and with `images` images among them. Raises StageError if one has another
-    tokenizer, no room for them, or no encoder of images.
+    """Raise StageError if a model that reads the policy's tokens has another tokenizer, too short a context, or, with
+    `images`, no image encoder.
 
-    readers: as StageConfig.token_readers; bound: the setting that bounds a sequence to `tokens`.
+    readers: as StageConfig.token_readers; bound: the setting that limits a sequence to `tokens`.
     """
     policy = inputs[POLICY_INPUT].folder
     for setting, (name, advice) in readers.items():
@@ -188,7 +190,7 @@ def require_same_tokens(
 
 
 def require_same_positions(config: RLConfig, inputs: Mapping[str, Input]) -> None:
-    """Raises StageError if the engines would compute the positions of the policy in another way than the trainer."""
+    """Raise StageError if engines and trainer would compute the policy's positions differently."""
     tokens = config.rollout.max_length
     if problem := sampled_otherwise(read_config(inputs["model"].folder), tokens):
         raise StageError(f"{config.block}.rollout.max_length={tokens} is too long for this model: {problem}")

@@ -1,4 +1,4 @@
-"""The episodes of a step: several of each prompt, every request with a seed of its own."""
+"""The episodes of a step: several per prompt, each request with its own seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_core.rl.filtering import Group
 from rlhf_core.training.randomness import derived_seed
 from rlhf_core.types import Prompt, Trajectory
 
-_SHOWN_FAILURES = 3  # of one round
+_SHOWN_FAILURES = 3  # per round
 
 
 class RolloutSampler:
@@ -22,11 +22,11 @@ class RolloutSampler:
         self._failures = 0
 
     def sample(self, prompts: Sequence[Prompt], step: int, sampling_round: int = 0) -> list[Group]:
-        """`group_size` trajectories of each prompt.
+        """Sample `group_size` trajectories of each prompt.
 
-        A step that samples several times numbers its rounds. A prompt of which an episode has failed is left out with
-        all of its episodes, as where a reward fails; `take_failures` says how many failed. Raises EpisodeError if more
-        fail than is tolerated.
+        sampling_round: numbers repeated sampling in one step. A prompt with a failed episode is dropped with all of its
+        episodes, as with a failed reward; `take_failures` counts the failed episodes. Raises EpisodeError if more fail
+        than are tolerated.
         """
         size = self._config.settings.group_size
         starts = [
@@ -41,16 +41,16 @@ class RolloutSampler:
         return [group for group in groups if len(group) == size]
 
     def group(self, prompt: Prompt, number: int, attempt: int) -> list[Play[Trajectory | EpisodeError]]:
-        """The episodes of one prompt, to be played by the caller; number: of its draw; attempt: counted from 0."""
+        """Return the episodes of one prompt, for the caller to play. number: of its draw; attempt: counted from 0."""
         step, position = divmod(number, self._config.prompts_per_step)
         return self._rollouter.episodes(self._starts(prompt, step, position, attempt), self._config.sampling)
 
     def require_tolerable(self, errors: Sequence[EpisodeError], episodes: int) -> None:
-        """Of episodes of `group`. Raises EpisodeError if more failed than is tolerated."""
+        """Raise EpisodeError if more of `episodes` episodes of `group` failed than are tolerated."""
         self._rollouter.require_tolerable(errors, episodes)
 
     def _starts(self, prompt: Prompt, step: int, position: int, sampling_round: int) -> list[Start]:
-        """Of all episodes of the prompt at `position` in a round of a step."""
+        """Return the starts of all episodes of the prompt at `position` in a round of a step."""
         size = self._config.settings.group_size
         seed = derived_seed(self._seed, f"environment: step {step}, round {sampling_round}, prompt {position}")
         return [
@@ -59,21 +59,21 @@ class RolloutSampler:
         ]
 
     def count(self, errors: Sequence[EpisodeError]) -> None:
-        """Failures that were tolerated."""
+        """Count and print tolerated failures."""
         self._failures += len(errors)
         for error in errors[:_SHOWN_FAILURES]:
             print(f"tolerated: {error}", flush=True)
 
     def take_failures(self) -> dict[str, float]:
-        """A metric, where failures are tolerated: the episodes that failed since the last call."""
+        """Return the number of failed episodes since the last call as a metric, if failures are tolerated."""
         failures, self._failures = self._failures, 0
         return {"environment/failures": float(failures)} if self._rollouter.tolerates_failures else {}
 
 
 def request_seed(seed: int, step: int, sampling_round: int, completion: int, turn: int) -> int:
-    """Of one request of the run with `seed`: reply `turn` of the episode `completion` of a round of a step.
+    """Return the seed of one request: reply `turn` of episode `completion` in a round of a step of the run with `seed`.
 
-    A pure function of these, and of nothing else that is sampled: a resumed run samples what the run would have
-    sampled, and no episode depends on how many others are still running.
+    A pure function of its arguments: a resumed run samples the same as an uninterrupted one, and no episode depends on
+    how many others are still running.
     """
     return derived_seed(seed, f"rollouts: step {step}, round {sampling_round}, completion {completion}, turn {turn}")

@@ -11,7 +11,7 @@ from rlhf_core.types import Trajectory
 
 
 def completion_entry(trajectory: Trajectory, *, tokens: bool = True, logprobs: bool = False) -> Row:
-    """Its text, how it ended and the log-prob of its tokens together; with `tokens` these, with `logprobs` of each."""
+    """Return text, finish reason and summed log-prob of a completion, and optionally its `tokens` and `logprobs`."""
     sampled = trajectory.loss_mask
     each = trajectory.rollout_logprobs[sampled].tolist()
     entry: Row = {
@@ -31,8 +31,11 @@ def with_rewards(entry: Row, rewards: Mapping[str, float], weights: Mapping[str,
 def completions_row(
     asked: Sequence[Mapping[str, Any]], row: Mapping[str, Any], completions: Sequence[Row], **more: Any
 ) -> Row:
-    """asked: the messages that are answered; row: of the prompt's dataset; more: other columns, such as `tokenizer`,
-    the digest of what the tokens are of."""
+    """Return a row with the completions of one prompt.
+
+    asked: the messages that are answered; row: of the prompt's dataset; more: further columns, such as `tokenizer`, the
+    digest of the tokens' tokenizer.
+    """
     tools = {"tools": row["tools"]} if "tools" in row else {}
     made = {"prompt": list(asked), "completions": list(completions), **tools, **more}
     return {"id": row_id(made), **made}

@@ -1,4 +1,4 @@
-"""What models say of the tokens of a batch, by role: on the policy's ranks, or on ranks of a frozen model's own."""
+"""Per-token log-probs, values and reward scores, by role, on the policy's ranks or ranks of a frozen model."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ _ROLE_OF_SCORE = {"old_logprobs": POLICY, "ref_logprobs": REFERENCE, "teacher_lo
 
 
 def role_of(score: str) -> str:
-    """The role that gives a score: a field of Scored, or the role of a reward model itself."""
+    """Return the role that computes a score: a field of Scored, or the role of a reward model itself."""
     return _ROLE_OF_SCORE.get(score, score)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedBase:
-    """The policy's base: what it was loaded from, and the PeftModel whose frozen weights others share."""
+    """The policy's base: the folder it was loaded from, and the PeftModel whose frozen weights others share."""
 
     folder: Path
     model: PeftModel
 
 
 class Scores(Protocol):
-    """A rank that has models."""
+    """A rank that scores tokens with its models."""
 
     def score(self, batches: Sequence[PackedBatch], names: Sequence[str]) -> list[dict[str, Tensor]]:
-        """For each micro-batch, (n,) float32 on CPU for each of `names`: what the models say of its tokens.
+        """Return for each micro-batch the scores of its tokens by name, (n,) float32 on CPU. Every rank must call it.
 
         A name is a field of Scored (old_logprobs, ref_logprobs, teacher_logprobs, values: 0 where `loss_mask` is
-        false), or the role of a reward model, whose raw score this is at every token. Every rank must call it.
+        false), or the role of a reward model, for its raw score at every token.
         """
 
     def shares_prompts(self, role: str) -> bool:
-        """Whether the model of `role` computes what several sequences of a micro-batch begin with once."""
+        """Return whether the model of `role` computes a prefix shared by sequences of a micro-batch once."""
 
 
 S = TypeVar("S", bound=Scores)
 
 
 class FrozenWorker:
-    """One rank of a frozen model that has a placement of its own. It has no state to be kept."""
+    """One rank of a separately placed, frozen model. It has no state for checkpoints."""
 
     def __init__(self, temperature: float, context: StageContext, role: Role) -> None:
-        """In the process of an RLWorker it must be built first: both seed the random generators."""
+        """Load the model. In the process of an RLWorker, it must be built first: both seed the random generators."""
         seed_everything(context.seed)
         self._temperature = temperature
         self._models = {role.name: load_model(role, context.fetch(role.start).folder)}
@@ -79,13 +79,13 @@ class FrozenWorker:
 
 
 def scored(ranks: WorkerGroup[S], division: Division[PackedBatch], names: Sequence[str]) -> dict[str, Tensor]:
-    """(N,) float32 in the batch's order for each of `names`: what Scores.score says of all of its tokens."""
+    """Return Scores.score of a whole batch by name, (N,) float32 in the batch's order."""
     results = ranks.scatter(Scores.score, division.split(), names)
     return {name: division.join([[part[name] for part in replica] for replica in results]) for name in names}
 
 
 def load_model(role: Role, folder: Path, base: SharedBase | None = None) -> TrainingEngine:
-    """The model of `role` from `folder`. base: whose weights it shares."""
+    """Load the model of `role` from `folder`. base: the model whose weights it shares."""
     model = _load(role, folder, base)
     if base is not None:
         assert is_adapted(model)
@@ -117,7 +117,7 @@ def scores(
     names: Sequence[str],
     temperature: float,
 ) -> list[dict[str, Tensor]]:
-    """What Scores.score returns, of models by role. temperature: of log-probs."""
+    """Compute Scores.score with `models` by role. temperature: of log-probs."""
 
     def logprobs(model: nn.Module, batch: PackedBatch) -> Tensor:
         found: Tensor = model(batch, temperature=temperature, only=batch.loss_mask)[0]
@@ -138,6 +138,6 @@ def scores(
 
 
 def state_values(model: nn.Module, batch: PackedBatch) -> Tensor:
-    """(N,): the value of the state in which token t was chosen is read where the model has seen tokens < t."""
+    """Return values, (N,): that of the state in which token t was chosen is the model's output after tokens < t."""
     scores: Tensor = model(batch)
     return from_before(scores) * batch.loss_mask

@@ -1,4 +1,4 @@
-"""Rewarded trajectories as JSON values, for checkpoints. Numbers are kept to the bit."""
+"""Rewarded trajectories as JSON values, for checkpoints. Numbers are kept exactly."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TENSORS = {
 
 
 def stored(trajectory: Trajectory) -> dict[str, Any]:
-    """All but its prompt, of which it has what an environment may have asked instead."""
+    """Return the JSON values of a trajectory. Of its prompt, they have what an environment may have replaced."""
     prompt = trajectory.prompt
-    # Their files are not in a checkpoint; the stage takes none.
+    # Their files are not in a checkpoint; the stage accepts no such images.
     assert not trajectory.feedback_images
     assert not any(branch.images for branch in trajectory.branches)
     return {
@@ -32,8 +32,8 @@ def stored(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def trajectory_of(values: Mapping[str, Any], prompt: Prompt) -> Trajectory:
-    """What `stored` was given; prompt: that was drawn for it, whose images it has unless an environment has asked
-    something else."""
+    """Restore a trajectory from the values of `stored`. prompt: of its draw, whose images it has unless an environment
+    replaced the prompt."""
     asked = values["prompt"]
     given = {
         **_tensors(values),
@@ -57,7 +57,7 @@ def _values(sequence: Trajectory | Branch) -> dict[str, Any]:
 
 
 def _tensors(values: Mapping[str, Any]) -> dict[str, Any]:
-    """With tensors in the places of lists."""
+    """Return `values` with tensors in place of lists."""
     return {
         name: torch.tensor(value, dtype=_TENSORS[name]) if name in _TENSORS and value is not None else value
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""Validation while training runs: held-out prompts, answered by the very weights that may become the result."""
+"""Validation during training: held-out prompts, answered by the weights that may become the result."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class HeldOut:
 
 
 class Validation:
-    """Answers all sets at the same steps. The ranks keep the weights of the best step: copied at once, before anything
-    else may change them."""
+    """Evaluates all sets at the same steps. The ranks keep the weights of the best step, copied before any update."""
 
     def __init__(
         self,
@@ -47,7 +46,7 @@ class Validation:
         *,
         seed: int,
     ) -> None:
-        """held_out: the sets of the settings, by name. rollouter: that the policy is trained with."""
+        """held_out: the sets of the settings, by name. rollouter: the one used in training."""
         assert config.validation is not None
         self._config, self._settings = config, config.validation
         self._held_out = held_out
@@ -56,7 +55,7 @@ class Validation:
         self.best = Best(config.validation.metric, maximise=True)
 
     def after(self, step: int, phase: PhaseTimer) -> dict[str, float]:
-        """Metrics, if one is due once `step` steps are done. The engines serve again what they served before."""
+        """Return metrics, if due after `step` steps. The engines then serve the same weights as before."""
         if step % self._settings.every_steps and step != self._config.steps:
             return {}
         with phase("validation"):
@@ -73,11 +72,11 @@ class Validation:
         return {**{f"{_PREFIX}{name}": value for name, value in measured.items()}, **self.best.metrics(_PREFIX)}
 
     def _measured(self) -> dict[str, float]:
-        """The metrics of all sets."""
+        """Return the metrics of all sets."""
         return merged(*(named(name, self._answered(held_out)) for name, held_out in self._held_out.items()))
 
     def _play(self, starts: Sequence[Start], sampling: SamplingConfig) -> list[Trajectory]:
-        """Raises WeightSyncError if a reply is by other weights than those that were published last."""
+        """Play episodes. Raises WeightSyncError if other weights than those published last sampled a reply."""
         trajectories = self._rollouter.play(starts, sampling)
         self._publisher.require_version({trajectory.weight_version for trajectory in trajectories})
         return trajectories

@@ -1,4 +1,4 @@
-"""The weights that RL leaves: as they are now, or their moving average."""
+"""Sources of the policy's weights: current, or their moving average."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class WeightAverage:
         self._engine = engine
         self._decay = decay
         first = dist.get_rank() == 0
-        # Every rank gathers; the copies are rank 0's.
+        # Gathering is collective; only rank 0 keeps copies.
         self._average = {name: w.cpu().clone() if first else w.new_empty(0) for name, w in engine.master_weights()}
 
     def update(self) -> None:
-        """After an optimizer step: average ← decay · average + (1 - decay) · weights."""
+        """Update after an optimizer step: average ← decay · average + (1 - decay) · weights."""
         for name, weight in self._engine.master_weights():
             if dist.get_rank() == 0:
                 self._average[name].lerp_(weight.cpu(), 1 - self._decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the engine computes with the average."""
+        """Compute with the average inside the context."""
         with self._engine.replaced(self._average if dist.get_rank() == 0 else None):
             yield
 

@@ -1,4 +1,4 @@
-"""One training rank of an RL run: the models of its roles on its device. Knows nothing of Ray."""
+"""One training rank of an RL run: the models of its roles on its device. Independent of Ray."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ from rlhf_core.types import Minibatch, PackedBatch
 
 class RLWorker(SnapshotWorker):
     def __init__(self, config: RLConfig, context: StageContext, roles: Sequence[Role]) -> None:
-        """Loads the models of `roles`, among them the policy, and nothing else."""
+        """Load the models of `roles`, which include the policy."""
         super().__init__(context)
         seed_everything(context.seed)
         self._config = config
-        self._publishing = ExitStack()  # holds the folder of a publish
+        self._publishing = ExitStack()  # holds the folder of the current publish
         self._offered: Transport | None = None
-        self._store: TCPStore | None = None  # where a broadcast meets
+        self._store: TCPStore | None = None  # rendezvous of a broadcast
         self._algorithm = build_algorithm(config)
-        self._engines: dict[str, TrainingEngine] = {}  # by role; reference and teacher are apart
+        self._engines: dict[str, TrainingEngine] = {}  # by role, except reference and teacher
         self._frozen: dict[str, Reference] = {}  # by role
         self._folders = {role.name: context.fetch(role.start).folder for role in roles}
         for role in roles:
@@ -80,7 +80,7 @@ class RLWorker(SnapshotWorker):
 
     @property
     def _causal(self) -> nn.Module:
-        """The policy as transformers or peft know it."""
+        """The policy as a transformers or peft model."""
         model = self._policy.module.model
         assert isinstance(model, nn.Module)
         return model
@@ -108,7 +108,7 @@ class RLWorker(SnapshotWorker):
         return self._models()[role].shares_prompts
 
     def update_policy(self, batches: Sequence[Minibatch], kl_coefficient: float) -> StepMetrics:
-        """One optimizer step of the policy; the micro-batches' loss weights are those of all ranks' together."""
+        """Run one optimizer step of the policy. Loss weights of the micro-batches span all ranks."""
         settings = self._config.settings
         balance = step_routing(self._policy, batches) if settings.moe_coefficient > 0 else None
 
@@ -123,7 +123,7 @@ class RLWorker(SnapshotWorker):
                 experts = load_balancing_loss(routing, balance)
                 value = value + settings.moe_coefficient * experts
                 metrics = merged(metrics, {"load_balancing_loss": Sum(experts.detach())})
-            if batch.old_logprobs is None:  # they are the log-probs now
+            if batch.old_logprobs is None:  # they equal the current ones
                 metrics = merged(metrics, mismatch.measure(logprobs.detach(), batch.rollout_logprobs, batch.loss_mask))
                 if batch.ref_logprobs is not None:
                     metrics = merged(metrics, kl.measure(logprobs, batch.ref_logprobs, batch.loss_mask))
@@ -135,7 +135,7 @@ class RLWorker(SnapshotWorker):
         return metrics
 
     def update_critic(self, batches: Sequence[Minibatch]) -> StepMetrics:
-        """One optimizer step of the critic."""
+        """Run one optimizer step of the critic."""
         settings = self._config.settings.critic_settings
         assert settings is not None
 
@@ -151,12 +151,12 @@ class RLWorker(SnapshotWorker):
         return self._engines[CRITIC].step(batches, loss)
 
     def offer_weights(self, version: int, engines: int) -> tuple[Transport, WeightManifest] | None:
-        """How the weights of a publish are to travel to `engines` engines, and what they are; on rank 0 only.
+        """Return the transport of a publish to `engines` engines and its manifest; None on ranks other than 0.
 
-        Whatever that needs stays until `withdraw_weights`.
+        Resources of the transport are held until `withdraw_weights`.
         """
         self.withdraw_weights()
-        return_freed_memory()  # of the update; it is the engines' turn now, which may share this node's memory
+        return_freed_memory()  # of the update, since engines may share this node's memory
         if dist.get_rank() != 0:
             return None
         layout = self._policy.weight_layout()
@@ -179,19 +179,19 @@ class RLWorker(SnapshotWorker):
         return Collective(address, backend, engines, self._config.rollout.gpus_of_engine)
 
     def send_weights(self, source: WeightSource, transport: Transport, manifest: WeightManifest) -> dict[str, str]:
-        """Send what engines are to serve; returns the digests of what was sent, on rank 0. Every rank must call it."""
+        """Send the weights to serve; return their digests on rank 0. Every rank must call it."""
         digests: dict[str, str] = {}
         try:
             with self._with(source):
                 weights = self._served_weights()
                 transport.send(digested(weights, digests) if dist.get_rank() == 0 else weights, manifest)
         except BaseException:
-            self._store = None  # engines that have not met there yet need not wait
+            self._store = None  # engines that have not joined yet fail at once
             raise
         return digests
 
     def digest_weights(self) -> dict[str, str]:
-        """The digests of what engines are to serve, on rank 0; nothing is sent. Every rank must call it."""
+        """Return the digests of the weights to serve on rank 0, without sending. Every rank must call it."""
         digests: dict[str, str] = {}
         weights = self._served_weights()
         take_all(digested(weights, digests) if dist.get_rank() == 0 else weights)
@@ -199,11 +199,11 @@ class RLWorker(SnapshotWorker):
 
     @property
     def _merges(self) -> bool:
-        """Whether engines are given an adapter merged into its base."""
+        """Whether engines serve the adapter merged into its base."""
         return self._config.lora is not None and self._config.served_lora is None
 
     def _served_weights(self) -> Weights:
-        """Every rank must take all."""
+        """Return the weights to serve. Every rank must consume all of them."""
         lora = self._config.lora
         if lora is None or not self._merges:
             return self._policy.weights()
@@ -216,7 +216,7 @@ class RLWorker(SnapshotWorker):
 
     @host_memory_only
     def read_weights(self) -> Files:
-        """The files that were sent; empty on ranks that have none."""
+        """Return the files that were sent; empty on ranks without files."""
         return read_files(self._offered.folder) if isinstance(self._offered, SharedFolder) else {}
 
     @host_memory_only
@@ -225,7 +225,7 @@ class RLWorker(SnapshotWorker):
         self._publishing.close()
 
     def keep_weights(self, source: WeightSource) -> None:
-        """Copy the policy as it is: unless others are kept later, it is what `save` writes. Every rank must call it."""
+        """Copy the policy; `save` writes the copy kept last. Every rank must call it."""
         with self._with(source):
             self._kept.keep(self._policy.weights())
 
@@ -236,28 +236,28 @@ class RLWorker(SnapshotWorker):
         return self._average.in_place()
 
     def offload(self) -> None:
-        """Lend the device to others, until `reload`. Every rank must call it."""
+        """Offload all models to host memory until `reload`. Every rank must call it."""
         for model in self._models().values():
             model.offload()
 
     def reload(self) -> None:
-        """Take the device back. Every rank must call it."""
+        """Undo `offload`. Every rank must call it."""
         for model in self._models().values():
             model.reload()
 
     def _models(self) -> dict[str, TrainingEngine | Reference]:
-        """By role."""
+        """Return all models by role."""
         return {**self._engines, **self._frozen}
 
     def probe(self, batch: PackedBatch, source: WeightSource) -> Tensor:
-        """(N,) log-probs at temperature 1 of every token of `batch`: what an engine must agree with."""
+        """Return log-probs at temperature 1 of every token of `batch`, (N,), which engines must reproduce."""
         with self._with(source):
             logprobs: Tensor = self._policy.forward([batch], lambda model, b: model(b)[0])[0]
         return logprobs.cpu()
 
     def save(self, folder: Path) -> None:
-        """The policy as a folder that transformers (with LoRA: peft) loads: what was kept, or else the average, or else
-        the weights as they are. Rank 0 writes; every rank must call it."""
+        """Write the policy as a folder that transformers (with LoRA: peft) loads: the kept weights, else the average,
+        else the current ones. Rank 0 writes; every rank must call it."""
         if self._config.keeps_best:
             write_model(self._policy, folder, self._folders[POLICY], self._kept)
         else:
@@ -267,12 +267,12 @@ class RLWorker(SnapshotWorker):
             self._save_critic(folder / "critic")
 
     def save_current(self, folder: Path) -> None:
-        """The policy as it is now (or the average), as `save` writes it. Rank 0 writes; every rank must call it."""
+        """Write the current policy (or the average) in the format of `save`. Rank 0 writes; every rank must call it."""
         with self._with("live" if self._average is None else "average"):
             write_model(self._policy, folder, self._folders[POLICY])
 
     def _save_critic(self, folder: Path) -> None:
-        """As a whole model, from which another critic can start: an adapter is merged."""
+        """Write the critic as a whole model, with an adapter merged, from which another critic can start."""
         critic = self._engines[CRITIC]
         model = critic.module
         assert isinstance(model, ScalarModel)
@@ -284,5 +284,5 @@ class RLWorker(SnapshotWorker):
         else:
             write_model(critic, folder, self._folders[CRITIC])
         if dist.get_rank() == 0:
-            # Its values are its scores normalised by these: so a critic or a reward that starts from it reads them.
+            # A critic or a reward that starts from it normalises its scores by these, which gives the critic's values.
             update_json(folder / "config.json", reward_mean=0.0 - model.offset, reward_std=1.0)
