@@ -253,8 +253,8 @@ def test_what_the_environment_says_trains_nothing(inputs: dict[str, Input]) -> N
 
     config, tokenizer = RLConfig.model_validate(RL), load_tokenizer(inputs["model"].folder)
     prompts = to_prompts([{"id": str(i), **row} for i, row in enumerate(ROWS)], tokenizer, max_tokens=30)
-    environments = InProcessHost(config.environment, Guess)
-    rollouter = Rollouter(InlineEngines(guesses(inputs)), tokenizer, config.rollout, environments)
+    environment_host = InProcessHost(config.environment, Guess)
+    rollouter = Rollouter(InlineEngines(guesses(inputs)), tokenizer, config.rollout, environment_host)
     trajectories = [t for group in RolloutSampler(config, rollouter, 0).sample(prompts, 0) for t in group]
     assert max(t.turns for t in trajectories) > 1
     scored = Scored(**vars(pack_trajectories(trajectories)))

@@ -58,7 +58,7 @@ class _Read:
 
     tokenizer: Tokenizer
     processor: ImageProcessor | None
-    environments: EnvironmentHost
+    environment_host: EnvironmentHost
     prompts: list[Prompt]
     held_out: Mapping[str, HeldOut]  # validation sets by name
     row_counts: Mapping[str, float]  # dropped and truncated rows of all datasets
@@ -90,8 +90,8 @@ def build_loop(
 def _read(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, stack: ExitStack) -> _Read:
     folder, settings = inputs["model"].folder, config.settings
     tokenizer, processor = load_tokenizer(folder), open_processor(folder)
-    environments = stack.enter_context(open_environments(config.environment, context, tokenizer))
-    prompts_of = partial(_prompts, config, tokenizer, processor, environments)
+    environment_host = stack.enter_context(open_environments(config.environment, context, tokenizer))
+    prompts_of = partial(_prompts, config, tokenizer, processor, environment_host)
     hint = (
         hint_of(settings.teacher.hint) if settings.teacher is not None and settings.teacher.hint is not None else None
     )
@@ -120,9 +120,9 @@ def _read(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, 
         for name, each in config.validation_sets.items()
     }
     return _Read(
-        tokenizer=tokenizer, processor=processor, environments=environments, prompts=fitted.rows, held_out=held_out,
-        row_counts=row_counts, algorithm=algorithm, driver_rewards=driver_rewards, reward_models=reward_models,
-        monitors=monitors,
+        tokenizer=tokenizer, processor=processor, environment_host=environment_host, prompts=fitted.rows,
+        held_out=held_out, row_counts=row_counts, algorithm=algorithm, driver_rewards=driver_rewards,
+        reward_models=reward_models, monitors=monitors,
     )  # fmt: skip
 
 
@@ -130,14 +130,14 @@ def _prompts(
     config: RLConfig,
     tokenizer: Tokenizer,
     processor: ImageProcessor | None,
-    environments: EnvironmentHost,
+    environment_host: EnvironmentHost,
     dataset: Input,
     sampling: SamplingConfig,
     hint: Hint | None = None,
 ) -> Fitted[list[Prompt]]:
     room, policy = config.rollout.max_length - sampling.max_tokens, row_policy(dataset.folder)
     images = RowImages(processor, dataset.folder / IMAGES_FOLDER, config.rollout.max_images)
-    rows = rows_to_play(read_rows(dataset.folder, images=True), environments)
+    rows = rows_to_play(read_rows(dataset.folder, images=True), environment_host)
     fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=policy, hint=hint, images=images)
     require_seen_by_all((prompt.row for prompt in fitted.rows), config.text_readers_of)
     return fitted
@@ -163,7 +163,7 @@ def _wire(
     shown = None
     if read.processor is not None and not config.text_readers and config.asynchronous is None:
         shown = ShownImages(read.processor, context.workdir / "shown_images", config.rollout.max_images)
-    rollouter = Rollouter(engines, read.tokenizer, config.rollout, read.environments, stream, shown)
+    rollouter = Rollouter(engines, read.tokenizer, config.rollout, read.environment_host, stream, shown)
 
     scores = rank_scores(config, inputs, trainer, turns)
     of_models = {name: model.reward(scores[name]) for name, model in read.reward_models.items()}

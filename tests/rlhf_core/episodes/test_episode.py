@@ -269,8 +269,8 @@ def test_the_engine_is_asked_for_no_more_than_the_environment_wants() -> None:
 
     of_run = config()
     engine = ScriptedEngine(lambda *_: [WORDS.convert_tokens_to_ids("x")] * 4, max_length=64)
-    environments = InProcessHost(of_run.environment, Asks)
-    ours = RolloutSampler(of_run, Rollouter(InlineEngines(engine), WORDS, of_run.rollout, environments), 0)
+    environment_host = InProcessHost(of_run.environment, Asks)
+    ours = RolloutSampler(of_run, Rollouter(InlineEngines(engine), WORDS, of_run.rollout, environment_host), 0)
     (made,) = ours.sample(to_prompts([ROW], WORDS, max_tokens=60), step=1)
     assert [(t.num_sampled_tokens, t.finish_reason) for t in made] == [(2, "length")] * 2
 
@@ -317,9 +317,9 @@ def test_an_environment_may_ask_something_else_than_the_row() -> None:
 def sampler(script: Callable[[Sequence[int], int | None], Sequence[int]], **settings: Any) -> RolloutSampler:
     of_run = config(**settings)
     implementation = RetryEnvironment if isinstance(of_run.environment, Retry) else SingleTurnEnvironment
-    environments = InProcessHost(of_run.environment, implementation)
+    environment_host = InProcessHost(of_run.environment, implementation)
     engines = InlineEngines(ScriptedEngine(script, max_length=64))
-    return RolloutSampler(of_run, Rollouter(engines, WORDS, of_run.rollout, environments), 0)
+    return RolloutSampler(of_run, Rollouter(engines, WORDS, of_run.rollout, environment_host), 0)
 
 
 def test_retry_says_that_a_reply_is_wrong_until_it_is_right() -> None:
