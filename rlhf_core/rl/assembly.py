@@ -101,11 +101,11 @@ def _read(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, 
     row_counts, held_out_prompts = fitted.metrics(), {}
     for name, validation_set in config.validation_sets.items():
         setting = f"{path_of_set(name)}.dataset"
-        of_set = prompts_of(inputs[setting], validation_set.sampling or config.sampling)
-        if not of_set.rows:
+        fitted_set = prompts_of(inputs[setting], validation_set.sampling or config.sampling)
+        if not fitted_set.rows:
             raise StageError(f"`{setting}` has no prompts to validate with")
-        held_out_prompts[name] = of_set.rows
-        row_counts |= of_set.metrics(counts_prefix(name))
+        held_out_prompts[name] = fitted_set.rows
+        row_counts |= fitted_set.metrics(counts_prefix(name))
     longest, has_images = config.rollout.max_length, any(prompt.images for prompt in fitted.rows)
     require_same_tokens(config.token_readers, inputs, "rollout.max_length", longest, images=has_images)
     require_same_positions(config, inputs)
@@ -166,9 +166,9 @@ def _wire(
     rollouter = Rollouter(engines, read.tokenizer, config.rollout, read.environment_host, stream, shown)
 
     scores = rank_scores(config, inputs, trainer, turns)
-    of_models = {name: model.reward(scores[name]) for name, model in read.reward_models.items()}
+    model_rewards = {name: model.reward(scores[name]) for name, model in read.reward_models.items()}
     rewards = RewardPipeline(
-        config.settings, config.max_sampled_tokens, {**read.driver_rewards, **of_models}, read.tokenizer
+        config.settings, config.max_sampled_tokens, {**read.driver_rewards, **model_rewards}, read.tokenizer
     )
     prompts, rollouts = PromptSampler(read.prompts, context.seed), RolloutSampler(config, rollouter, context.seed)
     collector: Collector

@@ -76,13 +76,13 @@ class AsyncCollector:
         Raises the error of an engine, an episode or a reward, and StageError if filtering leaves too few prompts.
         """
         with phase("rollout"):
-            taken, metrics = self._stream.call(self._take(step))
-        trajectories = [trajectory for answered in taken for trajectory in answered.group]
+            collected, metrics = self._stream.call(self._collect(step))
+        trajectories = [trajectory for answered in collected for trajectory in answered.group]
         with phase("reward"):
             metrics |= monitor(trajectories, self._monitors)
         return trajectories, metrics
 
-    async def _take(self, step: int) -> tuple[list[Answered], dict[str, float]]:
+    async def _collect(self, step: int) -> tuple[list[Answered], dict[str, float]]:
         wanted = self._config.prompts_per_step
         # The staleness bound of arXiv:2505.24298, section 5.1. Episodes that start now sample with the newest weights;
         # those that start while this step trains lag one more update when they are used.
@@ -93,9 +93,9 @@ class AsyncCollector:
         while not self._is_enough(step):
             self._changed.clear()
             await self._stream.unless_it_fails(self._changed.wait())
-        taken = [self._ready.popleft() for _ in range(min(wanted, len(self._ready)))]
+        collected = [self._ready.popleft() for _ in range(min(wanted, len(self._ready)))]
         metrics = {
-            **_lag_metrics(taken, step),
+            **_lag_metrics(collected, step),
             "asynchronous/waiting": float(len(self._ready)),
             **self._since.metrics(),
         }
@@ -107,14 +107,14 @@ class AsyncCollector:
         self._since = _SinceLastStep()
         self._steps_ahead -= 1
         self._fill()
-        return taken, metrics
+        return collected, metrics
 
     def _is_enough(self, step: int) -> bool:
         """Return whether the step can start. Raises EpisodeError if more episodes failed than are tolerated."""
         wanted, filtering, since = self._config.prompts_per_step, self._config.settings.filtering, self._since
         least = wanted * self._config.settings.group_size
         self._rollouts.require_tolerable(since.errors, max(since.episodes, least))
-        self._sort_out_old(step)
+        self._drop_too_old(step)
         if len(self._ready) >= wanted:
             return True
         if filtering is None or len(since.tally.scores) < filtering.max_rounds * wanted:
@@ -124,14 +124,14 @@ class AsyncCollector:
             raise StageError(f"step {step}: {since.tally.complaint(len(self._ready), wanted)}")
         return True
 
-    def _sort_out_old(self, step: int) -> None:
+    def _drop_too_old(self, step: int) -> None:
         settings = self._config.asynchronous
         assert settings is not None
         fresh = [answered for answered in self._ready if step - answered.oldest <= settings.max_lag]
-        old = [answered for answered in self._ready if step - answered.oldest > settings.max_lag]
+        too_old = [answered for answered in self._ready if step - answered.oldest > settings.max_lag]
         self._ready = deque(fresh)
-        self._since.too_old += len(old)
-        for answered in old if settings.too_old == "resample" else ():
+        self._since.too_old += len(too_old)
+        for answered in too_old if settings.too_old == "resample" else ():
             self._begin(answered.number, answered.attempt + 1)
         self._fill()
 
@@ -158,13 +158,13 @@ class AsyncCollector:
         self._since.episodes += len(played)
         self._since.errors += errors
         if errors:
-            self._leave_out(number)
+            self._drop(number)
         else:
             group = [each for each in played if not isinstance(each, EpisodeError)]
             self._sampled.append(Answered(number, attempt, group))
             self._to_judge.set()
 
-    def _leave_out(self, number: int) -> None:
+    def _drop(self, number: int) -> None:
         self._begun.discard(number)
         self._changed.set()
         self._fill()
@@ -233,9 +233,9 @@ class _SinceLastStep:
         return {"asynchronous/too_old": float(self.too_old), **{n: float(count) for n, count in self.failures.items()}}
 
 
-def _lag_metrics(taken: Sequence[Answered], step: int) -> dict[str, float]:
+def _lag_metrics(collected: Sequence[Answered], step: int) -> dict[str, float]:
     """Return mean and largest lag of the trajectories' oldest tokens, and the share sampled by several versions."""
-    trajectories = [trajectory for answered in taken for trajectory in answered.group]
+    trajectories = [trajectory for answered in collected for trajectory in answered.group]
     lags = [step - trajectory.weight_version for trajectory in trajectories]
     return {
         "asynchronous/lag": fmean(lags),

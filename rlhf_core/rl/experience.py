@@ -50,9 +50,9 @@ def pack_hinted(trajectories: Sequence[Trajectory]) -> PackedBatch | None:
         raise ValueError("a hint stands before one sequence, but an episode has several")
     sequences, masks = [], []
     for trajectory in trajectories:
-        hinted, asked = torch.tensor(trajectory.prompt.hinted_ids), len(trajectory.prompt.token_ids)
-        sequences.append(torch.cat([hinted, trajectory.token_ids[asked:]]))
-        masks.append(torch.cat([torch.zeros_like(hinted, dtype=torch.bool), trajectory.loss_mask[asked:]]))
+        hinted, prompt_length = torch.tensor(trajectory.prompt.hinted_ids), len(trajectory.prompt.token_ids)
+        sequences.append(torch.cat([hinted, trajectory.token_ids[prompt_length:]]))
+        masks.append(torch.cat([torch.zeros_like(hinted, dtype=torch.bool), trajectory.loss_mask[prompt_length:]]))
     return pack(sequences, masks)
 
 
@@ -62,11 +62,11 @@ def require_finite(batch: TrainingBatch, trajectories: Sequence[Trajectory]) -> 
         values: Tensor | None = getattr(batch, name)
         if values is None:
             continue
-        if (wrong := batch.loss_mask & ~values.isfinite()).any():
-            place = int(wrong.nonzero()[0])
-            trajectory = trajectories[int(batch.episode_ids[place])]
+        if (not_finite := batch.loss_mask & ~values.isfinite()).any():
+            position = int(not_finite.nonzero()[0])
+            trajectory = trajectories[int(batch.episode_ids[position])]
             raise RewardError(
-                f"row {trajectory.prompt.id}: of its {name}, one is {float(values[place])}: its reward is "
+                f"row {trajectory.prompt.id}: of its {name}, one is {float(values[position])}: its reward is "
                 f"{trajectory.reward:g}, and rewards of this size overflow in float32; scale or clip them"
             )
 
@@ -74,8 +74,8 @@ def require_finite(batch: TrainingBatch, trajectories: Sequence[Trajectory]) -> 
 def without_truncated(batch: TrainingBatch, trajectories: Sequence[Trajectory]) -> TrainingBatch:
     """Return `batch` with truncated trajectories masked out of the loss: overlong filtering, section 3.4 of
     arXiv:2503.14476."""
-    cut = torch.tensor([t.finish_reason == "length" for t in trajectories])
-    return replace(batch, loss_mask=batch.loss_mask & ~cut[batch.episode_ids])
+    truncated = torch.tensor([t.finish_reason == "length" for t in trajectories])
+    return replace(batch, loss_mask=batch.loss_mask & ~truncated[batch.episode_ids])
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:

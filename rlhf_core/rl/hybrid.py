@@ -96,17 +96,17 @@ class HybridEngine(Generic[W]):
 
     def publish(self) -> None:
         self._require(Turn.TRAINING, doing="publish")
-        self._hand_over()
+        self._wake_engines()
         self._has_weights = False
 
     def sample(self) -> None:
         if not self._has_weights:
             raise RuntimeError(f"cannot sample in the state {self.turn}: the engines have no weights; publish first")
         if self.turn is Turn.TRAINING:
-            self._hand_over()
+            self._wake_engines()
         self.turn = Turn.SAMPLING
 
-    def _hand_over(self) -> None:
+    def _wake_engines(self) -> None:
         self.workers.call(LendsDevice.offload)
         self.turn = Turn.PUBLISHING
         self.engines.call(RolloutEngine.wake)

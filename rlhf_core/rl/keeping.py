@@ -77,8 +77,8 @@ def rollout_rows(
             }
             for t in completions
         ]
-        asked = first.messages or first.prompt.row["prompt"]
-        yield completions_row(asked, first.prompt.row, entries, step=step, tokenizer=tokenizer)
+        messages = first.messages or first.prompt.row["prompt"]
+        yield completions_row(messages, first.prompt.row, entries, step=step, tokenizer=tokenizer)
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -19,6 +19,6 @@ class PhaseTimer:
 
     def take(self) -> dict[str, float]:
         """Return the seconds of each phase since the last call, as metrics."""
-        taken = {f"seconds/{phase}": seconds for phase, seconds in self._seconds.items()}
+        metrics = {f"seconds/{phase}": seconds for phase, seconds in self._seconds.items()}
         self._seconds = {}
-        return taken
+        return metrics

@@ -68,12 +68,12 @@ class Publisher:
         proof = self._prove(self._hand_over(self._proven.version + 1, source))
         self._source = source
         self._turns.sample()
-        blind = {"tensors_not_read_back": float(len(proof.not_read_back))} if proof.not_read_back else {}
+        not_read_back = {"tensors_not_read_back": float(len(proof.not_read_back))} if proof.not_read_back else {}
         differences = {
             "weight_difference": proof.difference,
             "largest_weight_difference": proof.max_difference,
         }
-        return {**differences, **blind}
+        return {**differences, **not_read_back}
 
     def _hand_over(self, version: int, source: WeightSource) -> Expected:
         with self._trainer.publication(version, source, self._engines.size) as weights:
@@ -86,9 +86,9 @@ class Publisher:
         return [part.tolist() for part in logprobs.split(self._batch.sequence_lengths.tolist())]
 
     def _prove(self, expected: Expected) -> Proof:
-        before, self._proven = self._proven, None
-        answers = self._engines.call(RolloutEngine.probe, self._sequences)
-        proof = verify_weights(answers, expected, self._tolerance, before)
+        previous, self._proven = self._proven, None
+        probes = self._engines.call(RolloutEngine.probe, self._sequences)
+        proof = verify_weights(probes, expected, self._tolerance, previous)
         self._proven = expected
         return proof
 

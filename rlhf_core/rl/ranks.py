@@ -73,8 +73,8 @@ class PolicyTrainer:
             return Scored(**vars(rollouts), **self._scored(rollouts, fields))
         by_teacher = self._scored(hinted, ["teacher_logprobs"])["teacher_logprobs"][hinted.loss_mask]
         others = self._scored(rollouts, [name for name in fields if name != "teacher_logprobs"])
-        placed = torch.zeros(rollouts.num_tokens).masked_scatter(rollouts.loss_mask, by_teacher)
-        return Scored(**vars(rollouts), **others, teacher_logprobs=placed)
+        teacher_logprobs = torch.zeros(rollouts.num_tokens).masked_scatter(rollouts.loss_mask, by_teacher)
+        return Scored(**vars(rollouts), **others, teacher_logprobs=teacher_logprobs)
 
     def reward_scores(self, batch: PackedBatch, role: str) -> Tensor:
         """Return the raw score of the reward model of `role` at each token of `batch`, (N,) float32."""
@@ -89,22 +89,22 @@ class PolicyTrainer:
         for name in names:
             role = role_of(name)
             ranks = role if role in self._frozen else POLICY
-            calls.setdefault((ranks, self._tokens(role), self._shares_prompts(role)), []).append(name)
-        for (ranks, _, _), asked in calls.items():
-            role = role_of(asked[0])
+            calls.setdefault((ranks, self._micro_batch_tokens(role), self._shares_prompts(role)), []).append(name)
+        for (ranks, _, _), names_of_call in calls.items():
+            role = role_of(names_of_call[0])
             group = self._frozen.get(ranks, self._workers)
             # Rounding depends on the content of a micro-batch: models compared with the policy use the same ones.
             replicas = self._workers.replicas if role in (REFERENCE, TEACHER) else group.replicas
-            scores |= scored(group, self._division(batch, role, replicas).over(group.replicas), asked)
+            scores |= scored(group, self._division(batch, role, replicas).over(group.replicas), names_of_call)
         return scores
 
     def _division(self, batch: B, role: str, replicas: int) -> Division[B]:
         return Division.of(
-            batch, replicas=replicas, tokens_per_micro_batch=self._tokens(role),
+            batch, replicas=replicas, tokens_per_micro_batch=self._micro_batch_tokens(role),
             shares_prompts=self._shares_prompts(role),
         )  # fmt: skip
 
-    def _tokens(self, role: str) -> int:
+    def _micro_batch_tokens(self, role: str) -> int:
         """Return the tokens of a micro-batch: by default as for the policy, wherever the role's model is placed."""
         return self._config.engine_of(role).micro_batch_tokens(self._config.placement)
 
@@ -159,7 +159,7 @@ class PolicyTrainer:
         updated = merged(
             over_steps(policy) if policy else {},
             over_steps(critic, prefix="critic_") if critic else {},
-            _of_known_logprobs(batch),
+            _old_logprob_metrics(batch),
             trained,
         )
         return merged(updated, self._controlled_kl(batch, updated, adapt=not frozen))
@@ -167,10 +167,10 @@ class PolicyTrainer:
     def _controlled_kl(self, batch: TrainingBatch, updated: Mapping[str, float], *, adapt: bool) -> dict[str, float]:
         if not self._algorithm.uses_reference:
             return {}
-        of_completion = updated["kl"] * batch.num_trained_tokens / updated["trained_completions"]
-        metrics = {"kl_per_completion": of_completion, "kl_coefficient": self.kl_coefficient}
+        kl_per_completion = updated["kl"] * batch.num_trained_tokens / updated["trained_completions"]
+        metrics = {"kl_per_completion": kl_per_completion, "kl_coefficient": self.kl_coefficient}
         if adapt:
-            self._kl.update(of_completion)
+            self._kl.update(kl_per_completion)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -185,24 +185,25 @@ class PolicyTrainer:
         if count == 1:
             return [self._weighted(batch)]
         generator = torch.Generator().manual_seed(derived_seed(self._seed, f"minibatches {order}"))
-        each = batch.episodes.bincount().tolist()  # by episode, whose sequences stay together
-        sequences = torch.arange(batch.num_sequences).split(each)
-        shuffled = torch.randperm(len(each), generator=generator)
+        sequence_counts = batch.episodes.bincount().tolist()  # by episode, whose sequences stay together
+        sequences = torch.arange(batch.num_sequences).split(sequence_counts)
+        shuffled = torch.randperm(len(sequence_counts), generator=generator)
         parts = [
-            torch.cat([sequences[i] for i in part.tolist()]) for part in shuffled.tensor_split(min(count, len(each)))
+            torch.cat([sequences[i] for i in part.tolist()])
+            for part in shuffled.tensor_split(min(count, len(sequence_counts)))
         ]
         return [self._weighted(select(batch, part.tolist())) for part in parts]
 
     def _weighted(self, batch: TrainingBatch) -> Minibatch:
         """Return `batch` with the weight of each token in the loss of one optimizer step, over all replicas."""
         settings = self._config.settings
-        of = partial(
+        weights_of = partial(
             loss_weights, sequence_lengths=batch.episode_lengths, kind=settings.aggregation,
             length=settings.aggregation_length or self._config.max_sampled_tokens,
         )  # fmt: skip
         mask, imitated = batch.loss_mask, batch.imitated
-        imitation = None if imitated is None else of(imitated & mask)
-        return Minibatch(**vars(batch), loss_weights=of(mask), imitation_weights=imitation)
+        imitation = None if imitated is None else weights_of(imitated & mask)
+        return Minibatch(**vars(batch), loss_weights=weights_of(mask), imitation_weights=imitation)
 
     def _shards(self, batch: B, role: str) -> list[list[B]]:
         return self._division(batch, role, self._workers.replicas).split()
@@ -250,7 +251,7 @@ class PolicyTrainer:
         save(self._workers, folder, context, RLWorker.save_current if current else None)
 
 
-def _of_known_logprobs(scored: Scored) -> dict[str, float]:
+def _old_logprob_metrics(scored: Scored) -> dict[str, float]:
     """Return the mismatch with the engine and the KL to reference and teacher, if old log-probs are known; otherwise
     the single update measures them."""
     old = scored.old_logprobs

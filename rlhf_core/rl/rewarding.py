@@ -110,13 +110,13 @@ class RewardPipeline:
 
         None if no reward has step rewards. Rewards with different steps are summed at each token.
         """
-        given = {name: result for name, result in results.items() if result.steps is not None}
-        if not given:
+        step_results = {name: result for name, result in results.items() if result.steps is not None}
+        if not step_results:
             return None
         if not self._settings.takes_process_rewards:
-            raise RewardError(f"reward {next(iter(given))} gives `steps`, which this algorithm cannot use")
-        placed = [(torch.zeros(t.token_ids.numel()), torch.zeros_like(t.loss_mask)) for t in trajectories]
-        for name, result in given.items():
+            raise RewardError(f"reward {next(iter(step_results))} gives `steps`, which this algorithm cannot use")
+        rewards_and_ends = [(torch.zeros(t.token_ids.numel()), torch.zeros_like(t.loss_mask)) for t in trajectories]
+        for name, result in step_results.items():
             weight, separator = self._settings.rewards[name].weight, result.separator
             for index, (trajectory, rewards) in enumerate(zip(trajectories, result.steps or (), strict=True)):
                 ends = step_tokens(
@@ -127,25 +127,27 @@ class RewardPipeline:
                         f"reward {name}, completion {index} ({trajectory.completion!r}): expected {len(ends)} step "
                         f"rewards, given {len(rewards)}; steps are what is not blank between {separator!r}"
                     )
-                placed[index][0].index_add_(0, torch.tensor(ends), weight * torch.tensor(rewards))
-                placed[index][1][ends] = True
-        for index, (trajectory, (rewards_at, _)) in enumerate(zip(trajectories, placed, strict=True)):
+                rewards_and_ends[index][0].index_add_(0, torch.tensor(ends), weight * torch.tensor(rewards))
+                rewards_and_ends[index][1][ends] = True
+        for index, (trajectory, (rewards_at, _)) in enumerate(zip(trajectories, rewards_and_ends, strict=True)):
             _finite(float(rewards_at.abs().max()), "sum of the rewards of its steps", trajectory, index)
-        return placed
+        return rewards_and_ends
 
     def _scored_by(self, results: Mapping[str, RewardResult]) -> str | None:
-        giving = [name for name, result in results.items() if None not in result.scores]
+        with_scores = [name for name, result in results.items() if None not in result.scores]
         filtering = self._settings.filtering
         if filtering is None:
-            return giving[0] if len(giving) == 1 else None
-        if filtering.score in giving:
+            return with_scores[0] if len(with_scores) == 1 else None
+        if filtering.score in with_scores:
             return filtering.score
-        if filtering.score is None and len(giving) == 1:
-            return giving[0]
-        wanted = f"one from `{filtering.score}`" if filtering.score else "exactly one, or `filtering.score` to name it"
+        if filtering.score is None and len(with_scores) == 1:
+            return with_scores[0]
+        expected = (
+            f"one from `{filtering.score}`" if filtering.score else "exactly one, or `filtering.score` to name it"
+        )
         raise RewardError(
-            f"dynamic filtering needs a score of every completion: {wanted}; the rewards that give scores are "
-            f"{', '.join(giving) or 'none'}; without one, set filtering: null"
+            f"dynamic filtering needs a score of every completion: {expected}; the rewards that give scores are "
+            f"{', '.join(with_scores) or 'none'}; without one, set filtering: null"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def _metrics(results: Mapping[str, RewardResult], count: int, scored_by: str | N
     for name, result in results.items():
         metrics[name] = result.totals()
         if result.steps is not None:
-            metrics[f"{name}/steps"] = [float(len(own)) for own in result.steps]
+            metrics[f"{name}/steps"] = [float(len(steps)) for steps in result.steps]
         scores = [score for score in result.scores if score is not None]
         if len(scores) == count and name != scored_by:
             metrics[f"{name}/score"] = scores
@@ -174,13 +176,13 @@ def _require_finite(name: str, result: RewardResult, weight: float, trajectories
     for index, trajectory in enumerate(trajectories):
         steps = result.steps[index] if result.steps is not None else []
         for value in (result.rewards[index], *steps):
-            wrong = f"the reward is {written(value)}" if not fits(value) else ""
-            if not wrong and not fits(weight * value):
-                wrong = f"the reward times its weight {weight:g} is {written(weight * value)}"
-            if wrong:
+            problem = f"the reward is {written(value)}" if not fits(value) else ""
+            if not problem and not fits(weight * value):
+                problem = f"the reward times its weight {weight:g} is {written(weight * value)}"
+            if problem:
                 raise RewardError(
-                    f"reward {name}, completion {index}, row {trajectory.prompt.id}: {wrong}, expected a finite number "
-                    "that float32 holds"
+                    f"reward {name}, completion {index}, row {trajectory.prompt.id}: {problem}, expected a finite "
+                    "number that float32 holds"
                 )
 
 

@@ -55,7 +55,7 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
     start = inputs["model"].manifest.ref
     updates = settings.epochs * settings.minibatches
     warmup_steps = critic.warmup_steps if critic is not None else 0
-    made = [
+    needed = [
         Role(
             POLICY, start, "causal", config.engine_of(POLICY), settings.optimizer,
             total_steps=(config.steps - warmup_steps) * updates, lora=config.lora, dropout=config.dropout,
@@ -63,7 +63,7 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
     ]  # fmt: skip
     if settings.uses_reference:
         reference = inputs[config.reference_input].manifest.ref
-        made.append(
+        needed.append(
             Role(
                 REFERENCE, reference, "causal", config.engine_of(REFERENCE),
                 adapter_off=config.reference_is_base, offloaded=settings.kl.offload,
@@ -71,7 +71,7 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
             )
         )  # fmt: skip
     if settings.teacher is not None:
-        made.append(
+        needed.append(
             Role(
                 TEACHER, inputs[config.teacher_input].manifest.ref, "causal", config.engine_of(TEACHER),
                 offloaded=settings.teacher.offload, placement=config.own_placements.get(TEACHER),
@@ -79,7 +79,7 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
         )  # fmt: skip
     if critic is not None:
         critic_start = inputs[config.critic_input].manifest.ref
-        made.append(
+        needed.append(
             Role(
                 CRITIC, critic_start, "scalar", config.engine_of(CRITIC), critic.optimizer,
                 total_steps=config.steps * updates, lora=critic.lora, dropout=config.dropout,
@@ -89,14 +89,16 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
         )  # fmt: skip
     for reward, name in reward_roles(config, inputs).items():
         if name == reward_role(reward):
-            judge, placement = inputs[config.reward_input(reward)], config.own_placements.get(name)
-            made.append(
+            reward_model, placement = inputs[config.reward_input(reward)], config.own_placements.get(name)
+            needed.append(
                 Role(
-                    name, judge.manifest.ref, "scalar", config.engine_of(name), placement=placement,
-                    shares_base=_is_adapter_of(judge, start) and placement is None and _can_share_base(config, name),
+                    name, reward_model.manifest.ref, "scalar", config.engine_of(name), placement=placement,
+                    shares_base=(
+                        _is_adapter_of(reward_model, start) and placement is None and _can_share_base(config, name)
+                    ),
                 )
             )  # fmt: skip
-    return tuple(made)
+    return tuple(needed)
 
 
 def _value_scale(config: RLConfig, inputs: Mapping[str, Input]) -> ValueScale:
@@ -113,16 +115,16 @@ def _value_scale(config: RLConfig, inputs: Mapping[str, Input]) -> ValueScale:
     start, settings = inputs[config.critic_input], config.settings
     if start.manifest.kind is not Kind.REWARD_MODEL:
         return ValueScale()
-    given = [
+    rewards = [
         reward
         for name, reward in settings.model_rewards.items()
         if reward.weight and inputs[config.reward_input(name)].manifest.ref == start.manifest.ref
     ]
     stored = stored_scale(read_config(start.folder)) or Scale()
-    if not given or settings.shaping.normalize:
-        sign = -1 if sum(reward.weight for reward in given) < 0 else 1
+    if not rewards or settings.shaping.normalize:
+        sign = -1 if sum(reward.weight for reward in rewards) < 0 else 1
         return ValueScale(sign / stored.std, -sign * stored.mean / stored.std)
-    scales = [(reward.weight, stored if reward.normalize else Scale()) for reward in given]
+    scales = [(reward.weight, stored if reward.normalize else Scale()) for reward in rewards]
     return ValueScale(
         math.fsum(weight / scale.std for weight, scale in scales),
         -math.fsum(weight * scale.mean / scale.std for weight, scale in scales),
@@ -142,9 +144,9 @@ def _can_share_base(config: RLConfig, role: str) -> bool:
     return config.lora is not None and same_dtype and all(engine.sharding < 3 for engine in engines)
 
 
-def _is_adapter_of(judge: Input, base: ArtifactRef) -> bool:
+def _is_adapter_of(reward_model: Input, base: ArtifactRef) -> bool:
     """Return whether a reward model was trained as an adapter of `base`, and is stored as an adapter too."""
-    return judge.manifest.parents.get("model") == base and (judge.folder / ADAPTER).is_dir()
+    return reward_model.manifest.parents.get("model") == base and (reward_model.folder / ADAPTER).is_dir()
 
 
 def reward_role(reward: str) -> str:
@@ -154,14 +156,14 @@ def reward_role(reward: str) -> str:
 
 def reward_roles(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, str]:
     """Return the role of each reward by name. Rewards of the same model, engine settings and placement share a role."""
-    first: dict[tuple[ArtifactRef, EngineConfig, Placement | None], str] = {}
-    given = {}
+    role_by_model: dict[tuple[ArtifactRef, EngineConfig, Placement | None], str] = {}
+    role_by_reward = {}
     for reward in config.settings.model_rewards:
-        own = reward_role(reward)
+        own_role = reward_role(reward)
         ref = inputs[config.reward_input(reward)].manifest.ref
-        model = (ref, config.engine_of(own), config.own_placements.get(own))
-        given[reward] = first.setdefault(model, own)
-    return given
+        model = (ref, config.engine_of(own_role), config.own_placements.get(own_role))
+        role_by_reward[reward] = role_by_model.setdefault(model, own_role)
+    return role_by_reward
 
 
 def require_same_tokens(
@@ -180,8 +182,8 @@ def require_same_tokens(
     policy = inputs[POLICY_INPUT].folder
     for setting, (name, advice) in readers.items():
         folder = inputs[name].folder
-        reads = same_tokens(folder, policy)
-        problem = reader_problem(config := read_config(folder), bound, tokens, reads_tokens=reads)
+        reads_tokens = same_tokens(folder, policy)
+        problem = reader_problem(config := read_config(folder), bound, tokens, reads_tokens=reads_tokens)
         if problem is None and images and not reads_images(config):
             problem = "the prompts have images, and it reads text alone"
         if problem is not None:

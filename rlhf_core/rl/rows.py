@@ -13,13 +13,13 @@ from rlhf_core.types import Trajectory
 def completion_entry(trajectory: Trajectory, *, tokens: bool = True, logprobs: bool = False) -> Row:
     """Return text, finish reason and summed log-prob of a completion, and optionally its `tokens` and `logprobs`."""
     sampled = trajectory.loss_mask
-    each = trajectory.rollout_logprobs[sampled].tolist()
+    token_logprobs = trajectory.rollout_logprobs[sampled].tolist()
     entry: Row = {
-        "text": trajectory.completion, "finish_reason": trajectory.finish_reason, "logprob": math.fsum(each)
+        "text": trajectory.completion, "finish_reason": trajectory.finish_reason, "logprob": math.fsum(token_logprobs)
     }  # fmt: skip
     if tokens:
         entry["token_ids"] = trajectory.token_ids[sampled].tolist()
-    return entry | ({"logprobs": each} if logprobs else {})
+    return entry | ({"logprobs": token_logprobs} if logprobs else {})
 
 
 def with_rewards(entry: Row, rewards: Mapping[str, float], weights: Mapping[str, float]) -> Row:
@@ -37,5 +37,5 @@ def completions_row(
     digest of the tokens' tokenizer.
     """
     tools = {"tools": row["tools"]} if "tools" in row else {}
-    made = {"prompt": list(asked), "completions": list(completions), **tools, **more}
-    return {"id": row_id(made), **made}
+    columns = {"prompt": list(asked), "completions": list(completions), **tools, **more}
+    return {"id": row_id(columns), **columns}

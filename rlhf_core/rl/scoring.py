@@ -120,19 +120,19 @@ def scores(
     """Compute Scores.score with `models` by role. temperature: of log-probs."""
 
     def logprobs(model: nn.Module, batch: PackedBatch) -> Tensor:
-        found: Tensor = model(batch, temperature=temperature, only=batch.loss_mask)[0]
-        return found * batch.loss_mask
+        outputs: Tensor = model(batch, temperature=temperature, only=batch.loss_mask)[0]
+        return outputs * batch.loss_mask
 
     def raw(model: nn.Module, batch: PackedBatch) -> Tensor:
-        found: Tensor = model(batch)
-        return found
+        outputs: Tensor = model(batch)
+        return outputs
 
     functions = {POLICY: logprobs, REFERENCE: logprobs, TEACHER: logprobs, CRITIC: state_values}
     scored: list[dict[str, Tensor]] = [{} for _ in batches]
     for name in names:
         role = role_of(name)
-        found = models[role].forward(batches, functions.get(role, raw))
-        for result, values in zip(scored, found, strict=True):
+        outputs = models[role].forward(batches, functions.get(role, raw))
+        for result, values in zip(scored, outputs, strict=True):
             result[name] = values.cpu()
     return scored
 

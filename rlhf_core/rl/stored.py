@@ -34,20 +34,20 @@ def stored(trajectory: Trajectory) -> dict[str, Any]:
 def trajectory_of(values: Mapping[str, Any], prompt: Prompt) -> Trajectory:
     """Restore a trajectory from the values of `stored`. prompt: of its draw, whose images it has unless an environment
     replaced the prompt."""
-    asked = values["prompt"]
-    given = {
+    stored_prompt = values["prompt"]
+    fields_by_name = {
         **_tensors(values),
         "prompt": replace(
             prompt,
-            text=asked["text"],
-            token_ids=tuple(values["token_ids"][: asked["num_tokens"]]),
-            images=prompt.images if asked["has_images"] else (),
+            text=stored_prompt["text"],
+            token_ids=tuple(values["token_ids"][: stored_prompt["num_tokens"]]),
+            images=prompt.images if stored_prompt["has_images"] else (),
         ),
         "messages": None if values["messages"] is None else tuple(values["messages"]),
         "stretches": tuple(Stretch(tokens, version) for tokens, version in values["stretches"]),
         "branches": tuple(Branch(**_tensors(branch)) for branch in values["branches"]),
     }
-    return Trajectory(**given)
+    return Trajectory(**fields_by_name)
 
 
 def _values(sequence: Trajectory | Branch) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Validation:
             averaged = self._config.ema_decay is not None
             if averaged:
                 self._publisher.publish("average")
-            measured = self._measured()
+            measured = self._evaluate()
             if self.best.update(step, measured) and self._settings.keep == "best":
                 self._turns.train(keep_weights=not averaged)  # rollouts do not use the average
                 self._trainer.keep_weights("average" if averaged else "live")
@@ -71,9 +71,9 @@ class Validation:
             self._turns.sample()
         return {**{f"{_PREFIX}{name}": value for name, value in measured.items()}, **self.best.metrics(_PREFIX)}
 
-    def _measured(self) -> dict[str, float]:
+    def _evaluate(self) -> dict[str, float]:
         """Return the metrics of all sets."""
-        return merged(*(named(name, self._answered(held_out)) for name, held_out in self._held_out.items()))
+        return merged(*(named(name, self._evaluate_set(held_out)) for name, held_out in self._held_out.items()))
 
     def _play(self, starts: Sequence[Start], sampling: SamplingConfig) -> list[Trajectory]:
         """Play episodes. Raises WeightSyncError if other weights than those published last sampled a reply."""
@@ -81,7 +81,7 @@ class Validation:
         self._publisher.require_version({trajectory.weight_version for trajectory in trajectories})
         return trajectories
 
-    def _answered(self, held_out: HeldOut) -> dict[str, float]:
+    def _evaluate_set(self, held_out: HeldOut) -> dict[str, float]:
         settings = held_out.settings
         answered = answer(
             held_out.prompts, self._play, held_out.scorers,

@@ -182,7 +182,7 @@ class RLWorker(SnapshotWorker):
         """Send the weights to serve; return their digests on rank 0. Every rank must call it."""
         digests: dict[str, str] = {}
         try:
-            with self._with(source):
+            with self._using(source):
                 weights = self._served_weights()
                 transport.send(digested(weights, digests) if dist.get_rank() == 0 else weights, manifest)
         except BaseException:
@@ -226,10 +226,10 @@ class RLWorker(SnapshotWorker):
 
     def keep_weights(self, source: WeightSource) -> None:
         """Copy the policy; `save` writes the copy kept last. Every rank must call it."""
-        with self._with(source):
+        with self._using(source):
             self._kept.keep(self._policy.weights())
 
-    def _with(self, source: WeightSource) -> AbstractContextManager[None]:
+    def _using(self, source: WeightSource) -> AbstractContextManager[None]:
         if source == "live":
             return nullcontext()
         assert self._average is not None
@@ -251,7 +251,7 @@ class RLWorker(SnapshotWorker):
 
     def probe(self, batch: PackedBatch, source: WeightSource) -> Tensor:
         """Return log-probs at temperature 1 of every token of `batch`, (N,), which engines must reproduce."""
-        with self._with(source):
+        with self._using(source):
             logprobs: Tensor = self._policy.forward([batch], lambda model, b: model(b)[0])[0]
         return logprobs.cpu()
 
@@ -268,7 +268,7 @@ class RLWorker(SnapshotWorker):
 
     def save_current(self, folder: Path) -> None:
         """Write the current policy (or the average) in the format of `save`. Rank 0 writes; every rank must call it."""
-        with self._with("live" if self._average is None else "average"):
+        with self._using("live" if self._average is None else "average"):
             write_model(self._policy, folder, self._folders[POLICY])
 
     def _save_critic(self, folder: Path) -> None:
