@@ -1,4 +1,4 @@
-"""Calls of actors: waited for together, with one error that names the actor that is the cause."""
+"""Calls of actors, awaited together; a failure raises one error that names its cause."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from rlhf_core.system.scratch import remove_all
 
 CALL_SECONDS = 6 * 3600.0
 _LESS_MEMORY = "lower `tokens_per_micro_batch`, `rollout.max_sequences` or `rollout.cpu_cache_gib`"
-GRACE_SECONDS = 5.0  # for the other actors' own errors, once one has failed
-ASIDE = "aside"  # each actor's second thread
-_LEAVE_SECONDS = 2.0  # of a stopped job's 10; an actor that can answer does so at once
+GRACE_SECONDS = 5.0  # to collect errors of other actors, once one has failed
+ASIDE = "aside"  # concurrency group: each actor's second thread
+_LEAVE_SECONDS = 2.0  # of a stopped job's 10; a responsive actor returns at once
 
 
 def wait(what: str, calls: Mapping[Any, str], seconds: float = CALL_SECONDS) -> list[Any]:
-    """The results of `calls` (reference -> name of the actor), in their order.
+    """Return the results of `calls` (reference -> name of the actor), in their order.
 
-    Raises StageError that names the actor, `what` it did, and the cause, as soon as one has failed; an AlignmentError
-    of an actor is raised as its own class.
+    Raises StageError, naming the actor, `what` it did and the cause, as soon as one fails; an AlignmentError of an
+    actor keeps its class.
     """
     pending = list(calls)
     deadline = time.monotonic() + seconds
     while pending:
         ready, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
-            silent = ", ".join(calls[call] for call in pending)
-            raise StageError(f"{what}: no answer from {silent} within {seconds:.0f} s")
+            waiting = ", ".join(calls[call] for call in pending)
+            raise StageError(f"{what}: no answer from {waiting} within {seconds:.0f} s")
         if _failure(ready[0]) is not None:
             raise _explain(what, calls)
     return list(ray.get(list(calls)))
 
 
 class Actor:
-    """The first and the last call of every actor of a job."""
+    """Base of a job's actors: the first and the last call of each."""
 
     def inherit(self, environment: Mapping[str, str], plugins: Mapping[str, str]) -> None:
-        """Set the job's variables, which libraries read at their import, and require its plugins.
+        """Set the job's environment variables, which libraries read on import, and require its plugins.
 
-        Called first: arguments of later calls import both. Raises PluginError.
+        Called first: unpickling arguments of later calls imports both. Raises PluginError.
         """
         forwarding.inherit(environment)
         require(plugins)
 
     def leave(self) -> None:
-        """Remove this process's temporary folders. Called last, by `leave`."""
+        """Remove this process's temporary folders. Called last, by the function `leave`."""
         remove_all()
 
 
 def leave(actors: Sequence[Any]) -> None:
-    """Call their method `leave`, before they are killed: a killed process leaves its folders."""
-    # On the second thread, since a call may hang on the first; a dead actor answers at once.
+    """Call `leave` of `actors` before they are killed: a killed process does not remove its folders."""
+    # On the second thread, since the first may hang; calls of a dead actor fail at once.
     leaving = [actor.leave.options(concurrency_group=ASIDE).remote() for actor in actors]
     if leaving:
         ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS)
 
 
 def _failure(call: Any) -> RayError | None:
-    """Why a finished call failed, if it did."""
+    """Return the error of a finished call; None if it succeeded."""
     try:
         ray.get(call)
     except RayError as error:
@@ -75,7 +75,7 @@ def _failure(call: Any) -> RayError | None:
 
 
 def _explain(what: str, calls: Mapping[Any, str]) -> AlignmentError:
-    """The error to raise once an actor has failed: of all actors' errors, the one that is the cause of the others.
+    """Return the error to raise once an actor has failed: of all actors' errors, the one that caused the others.
 
     A rank that dies breaks its peers' collectives, and their errors may arrive first.
     """
@@ -101,21 +101,21 @@ def _explain(what: str, calls: Mapping[Any, str]) -> AlignmentError:
     return explained
 
 
-def _cause_of_death(said: str) -> str:
-    """The likely cause, then what Ray says: it lists possible causes, and does not know the signal."""
-    if "low on memory" in said:
+def _cause_of_death(message: str) -> str:
+    """Return the likely cause, then Ray's message, which lists possible causes and does not know the signal."""
+    if "low on memory" in message:
         cause = f"Ray ended it because its node ran low on memory: {_LESS_MEMORY}"
-    elif "node has died" in said or "node died" in said:
+    elif "node has died" in message or "node died" in message:
         cause = "its node was lost"
-    elif status := re.search(r"exit code (-?\d+)|exit_code=(\d+)", said):
+    elif status := re.search(r"exit code (-?\d+)|exit_code=(\d+)", message):
         cause = f"its process {how_it_ended(int(status[1] or status[2]))}: see its log in the Ray dashboard"
     else:
         cause = f"its process was killed, usually because memory ran out: {_LESS_MEMORY}"
-    return f"{cause}. Ray says: {said}"
+    return f"{cause}. Ray says: {message}"
 
 
 def _causal_order(error: RayError) -> int:
-    """Causes first. 0: a worker that died; 1: an error of our own; 2: any other; 3: a broken connection to a peer."""
+    """Return a sort key, causes first. 0: a dead worker; 1: an AlignmentError; 2: any other; 3: a lost peer."""
     if isinstance(error, RayActorError):
         return 0
     cause = getattr(error, "cause", None)

@@ -1,4 +1,4 @@
-"""Rollout engines as Ray actors: one call for all of them, one version for all of them."""
+"""Rollout engines as Ray actors, called as one group and serving one version of the weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ START_SECONDS = 900.0  # a large model from a cold disk
 
 
 def engine_bundles(config: RolloutEngineConfig) -> list[dict[str, float]]:
-    """What Ray reserves: one bundle an engine."""
+    """Return the bundles to reserve, one per engine."""
     bundle = {"CPU": config.cpus_per_engine}
     if config.gpus_per_engine:
         bundle["GPU"] = config.gpus_per_engine
@@ -41,7 +41,7 @@ def engine_bundles(config: RolloutEngineConfig) -> list[dict[str, float]]:
 
 
 class EngineActor(Actor):
-    """One engine in a process of its own, on any node: it fetches the model itself."""
+    """One engine in its own process, on any node; it fetches the model itself."""
 
     def start(self, model: ArtifactRef, context: StageContext, settings: EngineSettings) -> None:
         self._engine = start_engine(context.fetch(model).folder, settings)
@@ -50,7 +50,7 @@ class EngineActor(Actor):
         return getattr(self._engine, method)(*args, **kwargs)
 
     def load(self, transport: Transport, manifest: WeightManifest) -> bool:
-        """False: what was sent is on another node."""
+        """Load published weights; return False if they are on another node."""
         if not transport.is_here():
             return False
         self._engine.load_weights(transport, manifest)
@@ -62,9 +62,9 @@ class EngineActor(Actor):
 
 
 class EngineGroup:
-    """N engines with the same weights. Starts them side by side and returns at once; any call waits for them.
+    """N engines with the same weights, started in parallel. The constructor returns at once; any call waits for them.
 
-    Implements rollout.engines.Engines. Closes with `shutdown`, or as a context manager.
+    Implements rollout.engines.Engines. Close it with `shutdown`, or use it as a context manager.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class EngineGroup:
         placement_group: PlacementGroup | None = None,
         first_bundle: int = 0,
     ) -> None:
-        """placement_group: already reserved, engine i in bundle first_bundle + i; none: this group reserves its own."""
+        """placement_group: already reserved, engine i in bundle first_bundle + i; None: the group reserves its own."""
         self.before: Before = lambda method: None
         self._stack = ExitStack()
         self._actors: dict[str, Any] = {}
@@ -99,7 +99,7 @@ class EngineGroup:
         self.shutdown()
 
     def wait_ready(self, timeout_seconds: float = START_SECONDS) -> None:
-        """Raises StageError that names an engine that died, did not start in time, or has impossible settings."""
+        """Wait until all engines are ready. Raises StageError, naming the engine, if one fails or is not in time."""
         starts, self._starts = self._starts, {}
         wait("start", starts, timeout_seconds)
 
@@ -127,14 +127,14 @@ class EngineGroup:
         self._prepare(method)
         calls = {
             self._start(name, method, items[i:j], *args, **kwargs): name
-            for name, (i, j) in self._shares(len(items)).items()
+            for name, (i, j) in self._slices(len(items)).items()
         }
         return [result for share in wait(verb(method), calls) for result in share]
 
     def publish(self, weights: Publication) -> None:
-        """Every engine serves `weights` from now on: the whole model or, with LoRA, the adapter.
+        """Load `weights` into every engine: the whole model or, with LoRA, the adapter.
 
-        Raises WeightSyncError if they do not fit the model. Prove it with proof.verify_weights.
+        Raises WeightSyncError if they do not fit the model. proof.verify_weights checks that they are served.
         """
         self._prepare(RolloutEngine.load_weights)
         manifest = weights.manifest
@@ -145,7 +145,7 @@ class EngineGroup:
         loaded = wait("load", loads)
         elsewhere = {name: actor for (name, actor), here in zip(self._actors.items(), loaded, strict=True) if not here}
         if elsewhere:
-            # Once into the object store: Ray carries it to each node once, whose engines read the same memory.
+            # Put once: Ray copies the files to each node once, where the engines share the memory.
             files = ray.put(weights.files())
             wait("load", {actor.load_files.remote(files, manifest): name for name, actor in elsewhere.items()})
 
@@ -156,14 +156,14 @@ class EngineGroup:
     def _start(self, name: str, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         return self._actors[name].call.remote(method.__name__, *args, **kwargs)
 
-    def _shares(self, count: int) -> dict[str, tuple[int, int]]:
-        """Contiguous slices, as even as can be; an engine without any is left out."""
-        each, more = divmod(count, len(self._actors))
-        ends = accumulate((each + (index < more) for index in range(len(self._actors))), initial=0)
+    def _slices(self, count: int) -> dict[str, tuple[int, int]]:
+        """Return contiguous slices of `count` items by engine, as even as possible; empty ones are omitted."""
+        size, remainder = divmod(count, len(self._actors))
+        ends = accumulate((size + (index < remainder) for index in range(len(self._actors))), initial=0)
         return {name: (i, j) for name, (i, j) in zip(self._actors, pairwise(ends), strict=True) if i < j}
 
     def shutdown(self) -> None:
-        """Ends the engines and gives back what this group has reserved."""
+        """End the engines and release what this group reserved."""
         actors, self._actors, self._starts = self._actors, {}, {}
         leave([*actors.values()])
         self._stack.close()
@@ -178,7 +178,7 @@ def _create(config: RolloutEngineConfig, group: PlacementGroup, bundle: int) -> 
     return engine.options(
         num_cpus=config.cpus_per_engine,
         num_gpus=config.gpus_per_engine,
-        max_restarts=0,  # an engine that comes back would serve the weights of version 0
+        max_restarts=0,  # a restarted engine would serve the weights of version 0
         runtime_env=runtime_environment(environment),
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
     ).remote()  # fmt: skip

@@ -1,8 +1,8 @@
-"""The variables that a job gets from its submitter: credentials, hence not in the job's `runtime_env`.
+"""Forwarding of environment variables to a job: they hold credentials, hence not in the job's `runtime_env`.
 
-Ray shows a job's environment to everyone who sees its dashboard or its logs. So the submitter puts the variables into
-the key-value store of Ray's head, by the one request of the Jobs API that can write but not read there (the upload of
-packages); the job takes them out as the first thing it does, and hands them to its actors by a call.
+Ray shows a job's environment to everyone with access to its dashboard or its logs. So the submitter writes the
+variables to the key-value store of Ray's head, by the one request of the Jobs API that can write but not read there
+(the upload of packages); the job first removes them from the store, and passes them to its actors by a call.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Mapping
 
 from rlhf_core.errors import StageError
 
-NAME_VARIABLE = "ALIGNMENT_FORWARDED"  # in the job's environment: under what name its variables are stored
+NAME_VARIABLE = "ALIGNMENT_FORWARDED"  # in the job's environment: the name of its stored variables
 
-_HEADER = b"# variables of a job\n"  # Ray quotes the first 15 bytes of what it cannot store
+_HEADER = b"# variables of a job\n"  # Ray quotes the first 15 bytes of a value that it cannot store
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|SIGNATURE|HEADER", re.IGNORECASE)
-_STANDARD = ("AWS_", "HF_", "WANDB_")  # a variable of another name is one that the recipe names: a URL or a header
+_STANDARD = ("AWS_", "HF_", "WANDB_")  # other variables are named by the recipe: a URL or a header
 # Settings of the hub's library, which are read when it is imported, and our own.
 _HARMLESS = ("HF_HUB_", "HF_HOME", "HF_ENDPOINT", "HF_DATASETS_", "ALIGNMENT_")
-_SHORTEST_SECRET = 6  # characters; a shorter one would also hide what is none
+_SHORTEST_SECRET = 6  # characters; a shorter one would also redact other text
 _USERINFO = re.compile(r"://([^/\s@]+)@")
 
 _received: dict[str, str] = {}
 
 
 def divided(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The variables that may be shown, and all others: those that are not known to be harmless."""
+    """Return the variables that may be shown, and all that are not known to be harmless."""
     shown = {
         name: value
         for name, value in environment.items()
@@ -42,19 +42,19 @@ def encode(environment: Mapping[str, str]) -> bytes:
 
 
 def package_uri(name: str) -> str:
-    """The key of the package `name` in the store of Ray's head."""
+    """Return the key of the package `name` in the store of Ray's head."""
     return f"gcs://{name}"
 
 
 def receive() -> None:
-    """Sets the variables that this job's submitter stored for it, and removes them from Ray's store.
+    """Set the variables that this job's submitter stored, and remove them from Ray's store.
 
-    Without effect in a process that is no such job. Raises StageError if they are not there.
+    A no-op in a process that is no such job. Raises StageError if they are missing.
     """
     name = os.environ.pop(NAME_VARIABLE, None)
     if name is None:
         return
-    # Half a second, where `ray.init` takes two.
+    # Takes half a second, `ray.init` two.
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # it has no types
 
     client, key = GcsClient(address=os.environ["RAY_ADDRESS"]), package_uri(name).encode()
@@ -66,29 +66,29 @@ def receive() -> None:
 
 
 def inherit(environment: Mapping[str, str]) -> None:
-    """Sets variables for this process, its children, and the actors that it starts."""
+    """Set variables for this process, its children, and the actors that it starts."""
     _received.update(environment)
     os.environ.update(environment)
 
 
 def received() -> dict[str, str]:
-    """What this process has received, to be handed to an actor."""
+    """Return the variables that this process has received, to be passed to an actor."""
     return dict(_received)
 
 
 def redacted(text: str) -> str:
-    """`text` with the name of the variable in place of each secret that this process has received."""
+    """Return `text` with each secret that this process has received replaced by the name of its variable."""
     for value, name in sorted(_secrets().items(), key=lambda item: -len(item[0])):
         text = text.replace(value, f"<{name}>")
     return text
 
 
 def _secrets() -> dict[str, str]:
-    """Secret -> the variable that holds it: whole values and, as in `Authorization: Bearer abc`, their words."""
-    found: dict[str, str] = {}
+    """Return the variable of each secret: of whole values and, as in `Authorization: Bearer abc`, of their words."""
+    variable_by_secret: dict[str, str] = {}
     for name, value in _received.items():
         parts = [part for userinfo in _USERINFO.findall(value) for part in userinfo.split(":")]
         if _SECRET.search(name) or not name.startswith(_STANDARD):
             parts += [value, *value.split()]
-        found |= {part: name for part in parts if len(part) >= _SHORTEST_SECRET}
-    return found
+        variable_by_secret |= {part: name for part in parts if len(part) >= _SHORTEST_SECRET}
+    return variable_by_secret

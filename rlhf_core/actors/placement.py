@@ -1,4 +1,4 @@
-"""What Ray reserves, and the connection to Ray itself."""
+"""Reservations of resources in Ray, and the connection to it."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from rlhf_core.warm.client import python_command
 
 
 def connect() -> None:
-    """Connect this process to the Ray cluster whose job it is (RAY_ADDRESS says so), else to a new one of its own.
+    """Connect this process to the Ray cluster of its job, by RAY_ADDRESS, or else to a new local one.
 
-    A process that is connected already stays so. A cluster that merely happens to run on this machine is left alone.
+    A no-op if it is connected. Without RAY_ADDRESS, a cluster that runs on this machine is not used.
     """
     if ray.is_initialized():
         return
-    on_stop = signal.getsignal(signal.SIGTERM)
+    sigterm_handler = signal.getsignal(signal.SIGTERM)
     if "RAY_ADDRESS" in os.environ:
         ray.init(address="auto")
     else:
         ray.init(address="local", include_dashboard=False)
     if threading.current_thread() is threading.main_thread():
-        # Ray puts a handler in place that aborts the process: a job that is stopped must end its work in order.
-        signal.signal(signal.SIGTERM, on_stop)
+        # Ray installs a handler that aborts the process, but a stopped job must end its work in order.
+        signal.signal(signal.SIGTERM, sigterm_handler)
 
 
 def runtime_environment(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Ray's runtime_env of an actor with these environment variables, which starts warm where this node can."""
+    """Return Ray's runtime_env of an actor with these variables, which starts as a warm Python if there is one."""
     environment: dict[str, Any] = {"env_vars": dict(variables)}
     if (command := python_command()) is not None:
         environment["py_executable"] = command
@@ -45,7 +45,7 @@ def runtime_environment(variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def worker_bundles(placement: Placement) -> list[Bundle]:
-    """One bundle a worker."""
+    """Return one bundle per worker."""
     bundle: Bundle = {"CPU": placement.cpus_per_worker}
     if placement.gpus_per_worker:
         bundle["GPU"] = placement.gpus_per_worker
@@ -53,7 +53,7 @@ def worker_bundles(placement: Placement) -> list[Bundle]:
 
 
 def shared_bundles(placement: Placement, rollout: RolloutEngineConfig) -> list[Bundle]:
-    """One bundle for each worker and the engine that takes turns with it: CPUs for both, the GPU once."""
+    """Return one bundle for each worker and the engine that shares its device: CPUs for both, the GPU once."""
     bundle: Bundle = {"CPU": placement.cpus_per_worker + rollout.cpus_per_engine}
     if placement.gpus_per_worker:
         bundle["GPU"] = placement.gpus_per_worker
@@ -61,7 +61,7 @@ def shared_bundles(placement: Placement, rollout: RolloutEngineConfig) -> list[B
 
 
 def halves(placement: Placement, rollout: RolloutEngineConfig) -> tuple[Placement, RolloutEngineConfig]:
-    """What each asks of a shared bundle: half its GPU, so that Ray gives both the same one."""
+    """Return what worker and engine request of a shared bundle: half its GPU each, so that both get the same one."""
     return (
         placement.model_copy(update={"gpus_per_worker": placement.gpus_per_worker / 2}),
         rollout.model_copy(update={"gpus_per_engine": rollout.gpus_per_engine / 2}),
@@ -70,14 +70,14 @@ def halves(placement: Placement, rollout: RolloutEngineConfig) -> tuple[Placemen
 
 @contextmanager
 def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[PlacementGroup]:
-    """All of `bundles` or none, packed onto as few nodes as can be; given back at the end of the context.
+    """Reserve all of `bundles` or none, packed onto as few nodes as possible; release them on exit.
 
-    A busy cluster is waited for as long as it takes; each `every` seconds a progress line says for what.
-    Raises StageError at once for what the cluster's nodes, as they are now, could not give if they were idle. Ray does
-    not tell whether more nodes would come on demand, so the operator of a cluster that grows must say so: with
-    ALIGNMENT_AUTOSCALING=1 on its nodes everything is waited for, and it is the waiting that makes nodes come.
+    Waits for a busy cluster without limit, with a progress line every `every` seconds. Raises StageError at once for
+    bundles that the cluster's current nodes could not hold if they were idle. Ray does not report whether nodes are
+    added on demand, so the operator of an autoscaling cluster must set ALIGNMENT_AUTOSCALING=1 on its nodes: then
+    every request waits, and it is a waiting request that makes Ray add nodes.
     """
-    asked = total(bundles)
+    needed = total(bundles)
     if not autoscaling():
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         require_possible(bundles, nodes)
@@ -86,11 +86,11 @@ def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[Placemen
         ready, progress, waited = group.ready(), ProgressReporter(), False
         while not ray.wait([ready], timeout=every)[0]:
             waited = True
-            free, of_all = in_words(ray.available_resources(), asked), in_words(ray.cluster_resources(), asked)
-            progress.report(0, 0, f"waiting for Ray: asked for {in_words(asked, asked)}, free are {free} of {of_all}")
+            free, of_all = in_words(ray.available_resources(), needed), in_words(ray.cluster_resources(), needed)
+            progress.report(0, 0, f"waiting for Ray: asked for {in_words(needed, needed)}, free are {free} of {of_all}")
         ray.get(ready)
         if waited:
-            progress.report(0, 0, f"Ray has reserved {in_words(asked, asked)}")
+            progress.report(0, 0, f"Ray has reserved {in_words(needed, needed)}")
         yield group
     finally:
         remove_placement_group(group)

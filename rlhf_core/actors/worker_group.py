@@ -1,4 +1,4 @@
-"""Training ranks as Ray actors. The worker objects inside know nothing of Ray."""
+"""Training ranks as Ray actors. Their worker objects are independent of Ray."""
 
 from __future__ import annotations
 
@@ -30,21 +30,20 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 class _Rank(Actor):
-    """The actor: joins the process group, builds the worker, and runs its methods."""
+    """The actor of a rank: joins the process group, builds the worker, and runs its methods."""
 
     def host_store(self) -> str:
-        """Where the ranks meet: a store on this node, at the address by which the cluster knows it (loopback in a local
-        cluster)."""
+        """Host the rendezvous store of the ranks; return its address in the cluster (loopback in a local one)."""
         from rlhf_core.training.distributed import host_store
 
-        own = ray.get_runtime_context().get_node_id()
-        host = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own)
+        node_id = ray.get_runtime_context().get_node_id()
+        host = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == node_id)
         self._store = host_store(host)
         return f"{host}:{self._store.port}"
 
     def start(self, join: Mapping[str, Any], threads: int, factory: Callable[..., Any], args: Any) -> None:
         """join: the arguments of join_group."""
-        # It imports torch, now that the threads' environment variables are set; the driver does not need it.
+        # Imports torch, hence only once the threads' environment variables are set, and not in the driver.
         from rlhf_core.training.distributed import join_group
 
         use_threads(threads)
@@ -58,7 +57,7 @@ class _Rank(Actor):
 class RayWorkerGroup(Generic[W]):
     """A WorkerGroup of Ray actors, one per rank; see training.group.WorkerGroup. Ray must be connected.
 
-    After a failed call the ranks may be out of step with each other: shut down the group.
+    After a failed call the ranks may be out of sync: shut down the group.
     """
 
     def __init__(
@@ -73,10 +72,11 @@ class RayWorkerGroup(Generic[W]):
         timeout: float = CALL_SECONDS,
         start_timeout: float = START_SECONDS,
     ) -> None:
-        """Each rank builds `factory(*args)`. Without `placement_group` one is reserved, and released at the end;
-        with one, rank i runs in its bundle first_bundle + i. sequence, tensor: sizes of the ranks' mesh.
+        """Build `factory(*args)` on each rank.
 
-        timeout: seconds that a call may take, start_timeout: that building may take once resources are reserved.
+        placement_group: already reserved, rank i in bundle first_bundle + i; None: the group reserves its own.
+        sequence, tensor: sizes of the ranks' mesh.
+        timeout: of a call, in seconds; start_timeout: of building, once resources are reserved.
         Raises StageError if the cluster can never provide the resources, or a worker cannot be built.
         """
         self._ranks_of_replica = sequence * tensor
@@ -90,8 +90,8 @@ class RayWorkerGroup(Generic[W]):
                 placement_group = self._stack.enter_context(reserve(worker_bundles(placement)))
             bundles = range(first_bundle, first_bundle + placement.workers)
             self._actors = [self._create(placement, placement_group, bundle) for bundle in bundles]
-            given = forwarding.received(), required()
-            inherits = {actor.inherit.remote(*given): f"rank {rank}" for rank, actor in enumerate(self._actors)}
+            inherited = forwarding.received(), required()
+            inherits = {actor.inherit.remote(*inherited): f"rank {rank}" for rank, actor in enumerate(self._actors)}
             wait("start", inherits, start_timeout)
             address = wait("start", {self._actors[0].host_store.remote(): "rank 0"}, start_timeout)[0]
             join = {"size": placement.workers, "address": address, "sequence": sequence, "tensor": tensor}
@@ -126,33 +126,33 @@ class RayWorkerGroup(Generic[W]):
         return self.size // self._ranks_of_replica
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        """`worker.method(*args)` on every rank; the results by rank. Large arguments travel once."""
+        """Call `worker.method(*args)` on every rank; return the results by rank. Large arguments are sent once."""
         return self.begin(method, *args, **kwargs)()
 
     def begin(
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Callable[[], list[R]]:
-        """As `call`, but returns at once; the returned function waits for the results."""
+        """Start a call as `call` does; the returned function waits for the results."""
         calls = self._start(method, [()] * self.size, args, kwargs)
         return lambda: wait(method.__name__, calls, self._timeout)
 
     def scatter(
         self, method: Callable[Concatenate[W, S, P], R], shards: Sequence[S], /, *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
-        """`worker.method(shards[replica], *args)` on every rank, of its replica; the results by replica."""
+        """Call `worker.method(shards[replica], *args)` on the ranks of every replica; return the results by replica."""
         name = method.__name__
         if len(shards) != self.replicas:
             raise ValueError(f"{name}: {len(shards)} shards for {self.replicas} replicas")
         ranks = self._ranks_of_replica  # neighbours
         sent = [ray.put(shard) for shard in shards] if ranks > 1 else shards
-        of_each = [(shard,) for shard in sent for _ in range(ranks)]
-        return wait(name, self._start(method, of_each, args, kwargs), self._timeout)[::ranks]
+        shard_of_rank = [(shard,) for shard in sent for _ in range(ranks)]
+        return wait(name, self._start(method, shard_of_rank, args, kwargs), self._timeout)[::ranks]
 
     def aside(
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Callable[[], list[R]]:
-        """Start `worker.method(*args)` on every rank beside its other calls; the returned function waits for the
-        results."""
+        """Start `worker.method(*args)` on every rank in parallel to its other calls; the returned function waits for
+        the results."""
         calls = self._start(method, [()] * self.size, args, kwargs, thread=ASIDE)
         return lambda: wait(method.__name__, calls, self._timeout)
 
@@ -164,7 +164,7 @@ class RayWorkerGroup(Generic[W]):
         kwargs: Mapping[str, Any],
         thread: str | None = None,
     ) -> dict[Any, str]:
-        """`worker.method(*first[rank], *args, **kwargs)` on every rank: call reference -> name of the rank."""
+        """Start `worker.method(*first[rank], *args, **kwargs)` on every rank; return the ranks' names by reference."""
         self.before(method)
         shared = [ray.put(argument) for argument in args]
         return {
