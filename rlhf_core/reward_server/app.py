@@ -1,4 +1,4 @@
-"""The application of a reward server: `POST /score` in our form, `POST /get_reward` in OpenRLHF's, `GET /health`."""
+"""The application of a reward server: `POST /score` in our format, `POST /get_reward` in OpenRLHF's, `GET /health`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Row(BaseModel):
 
 
 class ScoreRequest(BaseModel):
-    """What rewards/http.py sends. The conversation before a completion is `rows[i]["prompt"]`, else `prompts[i]`."""
+    """A request of rewards/http.py. The conversation before a completion is `rows[i]["prompt"]`, else `prompts[i]`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -54,7 +54,7 @@ class ScoreRequest(BaseModel):
 
 
 class QueryRequest(BaseModel):
-    """What OpenRLHF sends: whole conversations as its template wrote them; `prompts` and `labels` are not read."""
+    """A request of OpenRLHF: whole conversations rendered by its template. `prompts` and `labels` are ignored."""
 
     query: list[str] = Field(min_length=1)
 
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 class RefusedError(Exception):
-    """A request that is answered with an error. No secret of the server is in its text."""
+    """Raised to reject a request with `status` and `text`, which contains no secret of the server."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -93,7 +93,7 @@ def reward_app(serving: Serving) -> web.Application:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error of a request has the form {"detail": TEXT}."""
+    """Return every error of a request as {"detail": TEXT}."""
     try:
         return await handler(request)
     except RefusedError as error:
@@ -114,7 +114,7 @@ def _error(text: str, status: int, headers: dict[str, str] | None = None) -> web
 
 
 class _Worker:
-    """One process of a server: its model, a thread that tokenises and a thread that computes."""
+    """One process of a server: its model, a thread for tokenising and a thread for computing."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -125,13 +125,13 @@ class _Worker:
         )
 
     async def read(self, request: web.Request, form: type[R]) -> R:
-        """Raises RefusedError for a request without the token, that is too large, or that is not of this form."""
+        """Return the parsed request. Raises RefusedError if it lacks the token, is too large or late, or is invalid."""
         self._require_token(request.headers.get("Authorization", ""))
         try:
             body = await self._body(request)
         except TimeoutError:
             raise RefusedError(408, "the rest of the request did not come in time: send it again") from None
-        except ConnectionResetError:  # the answer is not read
+        except ConnectionResetError:  # no client reads the response
             raise RefusedError(400, "the client left before it had sent all of the request") from None
         try:
             return await self._in_thread(form.model_validate_json, body)
@@ -139,7 +139,7 @@ class _Worker:
             raise RefusedError(422, _problems(error)) from None
 
     async def _body(self, request: web.Request) -> bytes:
-        """Raises TimeoutError for a client that sends too slowly, ConnectionResetError for one that leaves."""
+        """Read the body. Raises TimeoutError if the client is too slow, ConnectionResetError if it disconnects."""
         serving, now = self._serving, asyncio.get_running_loop().time
         end = now() + serving.body_seconds
         body = bytearray()
@@ -152,7 +152,7 @@ class _Worker:
         return bytes(body)
 
     async def score(self, request: ScoreRequest) -> list[float]:
-        count = self._require_few(request.completions)
+        count = self._require_max_texts(request.completions)
         for name, column in request.columns().items():
             if column is not None and len(column) != count:
                 raise RefusedError(422, f"{len(column)} `{name}` for {count} completions")
@@ -169,7 +169,7 @@ class _Worker:
         return await self._rewards(tokens, "completion")
 
     async def score_texts(self, request: QueryRequest) -> list[float]:
-        self._require_few(request.query)
+        self._require_max_texts(request.query)
 
         def tokens() -> list[list[int]]:
             return [self._model.tokens_of_text(f"text {index}", text) for index, text in enumerate(request.query)]
@@ -185,7 +185,7 @@ class _Worker:
             ) from None
         return [self._model.reward(f"{what} {index}", score) for index, score in enumerate(scores)]
 
-    def _require_few(self, texts: Sequence[str]) -> int:
+    def _require_max_texts(self, texts: Sequence[str]) -> int:
         if len(texts) > self._serving.max_texts:
             raise RefusedError(
                 413, f"the request has {len(texts)} texts, more than {self._serving.max_texts}: send fewer"
@@ -193,15 +193,15 @@ class _Worker:
         return len(texts)
 
     def _require_token(self, header: str) -> None:
-        """`Bearer TOKEN`; or TOKEN as the password of a URL, which is all that OpenRLHF's client can send."""
-        kind, _, given = header.partition(" ")
+        """Require `Bearer TOKEN`, or TOKEN as the password of a URL, all that OpenRLHF's client can send."""
+        kind, _, token = header.partition(" ")
         if kind.lower() == "basic":
             try:
-                given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+                token = base64.b64decode(token, validate=True).decode().partition(":")[2]
             except ValueError:
-                given = ""
+                token = ""
         if kind.lower() not in ("bearer", "basic") or not secrets.compare_digest(
-            given.strip().encode(), self._serving.token.encode()
+            token.strip().encode(), self._serving.token.encode()
         ):
             raise RefusedError(401, "the token is missing or wrong: send the header `Authorization: Bearer TOKEN`")
 
@@ -216,6 +216,6 @@ def _messages(row: _Row, prompt: str) -> list[dict[str, Any]]:
 
 
 def _problems(error: ValidationError) -> str:
-    found = [f"`{'.'.join(map(str, p['loc'])) or 'the request'}`: {p['msg']}" for p in error.errors()]
-    more = f"; and {len(found) - _SHOWN_PROBLEMS} more" if len(found) > _SHOWN_PROBLEMS else ""
-    return "; ".join(found[:_SHOWN_PROBLEMS]) + more
+    problems = [f"`{'.'.join(map(str, p['loc'])) or 'the request'}`: {p['msg']}" for p in error.errors()]
+    more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
+    return "; ".join(problems[:_SHOWN_PROBLEMS]) + more

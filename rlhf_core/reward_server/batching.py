@@ -1,4 +1,4 @@
-"""Texts of concurrent requests in common forwards."""
+"""Batching of texts of concurrent requests."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Tokens = Sequence[int]
 
 
 class BusyError(Exception):
-    """More texts are waiting than may wait."""
+    """Raised when more texts would wait than are allowed to."""
 
 
 class Batcher:
-    """Forwards of up to `tokens_per_batch` tokens, one after the other, each of what waits when it begins.
+    """Runs forwards of up to `tokens_per_batch` tokens one at a time, each over the texts that wait at its start.
 
-    A request that finds the model idle is answered at once; the longer a forward takes, the more the next one has.
+    An idle model serves a request at once; the longer a forward takes, the larger the next batch.
     """
 
     def __init__(
         self, scores: Callable[[Sequence[Tokens]], list[float]], *, tokens_per_batch: int, max_waiting: int
     ) -> None:
-        """scores: of sequences of tokens; called in a thread of its own. max_waiting: texts."""
+        """scores: returns the scores of token sequences; called in a separate thread. max_waiting: number of texts."""
         self._scores = scores
         self._tokens_per_batch, self._max_waiting = tokens_per_batch, max_waiting
         self._waiting: deque[tuple[Tokens, asyncio.Future[float]]] = deque()
@@ -31,7 +31,7 @@ class Batcher:
         self._running: asyncio.Task[None] | None = None
 
     async def __call__(self, sequences: Sequence[Tokens]) -> list[float]:
-        """Their scores, in order. Raises BusyError, or what `scores` raises for the batch that one of them was in."""
+        """Return the scores, in order. Raises BusyError, or the error of `scores` for a batch with one of them."""
         if len(self._waiting) + len(sequences) > self._max_waiting:
             raise BusyError
         loop = asyncio.get_running_loop()
@@ -43,25 +43,25 @@ class Batcher:
 
     async def _run(self) -> None:
         while self._waiting:
-            batch = self._taken()
+            batch = self._next_batch()
             try:
                 scores = await asyncio.get_running_loop().run_in_executor(
                     self._thread, self._scores, [tokens for tokens, _ in batch]
                 )
-            except Exception as error:  # of the model: whoever asked gets it
+            except Exception as error:  # of the model, to be raised for each request of the batch
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(error)
                 continue
             for (_, future), score in zip(batch, scores, strict=True):
-                if not future.done():  # its request may have been given up
+                if not future.done():  # as it is if its request was cancelled
                     future.set_result(score)
 
-    def _taken(self) -> list[tuple[Tokens, asyncio.Future[float]]]:
-        """The first that wait, as many as fit, at least one."""
-        taken = [self._waiting.popleft()]
-        tokens = len(taken[0][0])
+    def _next_batch(self) -> list[tuple[Tokens, asyncio.Future[float]]]:
+        """Remove and return the first waiting texts, as many as fit, at least one."""
+        batch = [self._waiting.popleft()]
+        tokens = len(batch[0][0])
         while self._waiting and tokens + len(self._waiting[0][0]) <= self._tokens_per_batch:
-            taken.append(self._waiting.popleft())
-            tokens += len(taken[-1][0])
-        return taken
+            batch.append(self._waiting.popleft())
+            tokens += len(batch[-1][0])
+        return batch

@@ -1,4 +1,4 @@
-"""A reward model that reads text, in one process: the same tokens, scores and scale as where it trains a policy."""
+"""A reward model that reads text, in one process, with the same tokens, scores and scale as in RL."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rlhf_core.packing import pack
 from rlhf_core.reward_server.settings import require_reward_model
 from rlhf_core.rewards.model import OtherTokenizer, scaled
 
-_LONGEST = 2**15  # tokens of one text, where the model's config does not say
+_LONGEST = 2**15  # tokens of one text, if the model's config has no limit
 
 
 class ServedModel:
     def __init__(self, folder: Path, *, dtype: Dtype, normalize: bool = True) -> None:
-        """On a GPU if there is one. Raises StageError as `require_reward_model`, or if the model cannot be loaded."""
+        """Load the model, on a GPU if there is one. Raises StageError as `require_reward_model`, or if that fails."""
         self._scale = require_reward_model(folder, normalize=normalize)
         tokenizer = load_tokenizer(folder)
         self._reader = OtherTokenizer(tokenizer, None)
@@ -36,8 +36,8 @@ class ServedModel:
         self._model.check_layouts(self._device)
 
     def tokens(self, where: str, messages: Sequence[Message], completion: str, tools: Tools | None) -> list[int]:
-        """A finished completion of `messages`. Raises StageError, with `where`, if the template cannot write it or it
-        is too long."""
+        """Return the tokens of `messages` with a finished completion. Raises StageError, with `where`, if the template
+        cannot render it or it is too long."""
         try:
             return self._fitting(where, self._reader.tokens(messages, completion, tools))
         except RewardError:
@@ -46,27 +46,27 @@ class ServedModel:
             raise StageError(f"{where}: {error}") from error
 
     def tokens_of_text(self, where: str, text: str) -> list[int]:
-        """A whole conversation, as a template has written it, special tokens included; padding around it is not read.
+        """Return the tokens of a rendered conversation, special tokens included, without padding around it.
 
         Raises RewardError, with `where`, if it is too long or empty.
         """
         tokenizer = self._reader.tokenizer
         ids: list[int] = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         padding = {tokenizer.pad_token_id} - self._stop
-        read = [index for index, token in enumerate(ids) if token not in padding]
-        if not read:
+        text_indices = [index for index, token in enumerate(ids) if token not in padding]
+        if not text_indices:
             raise RewardError(f"{where} is empty")
-        return self._fitting(where, ids[read[0] : read[-1] + 1])
+        return self._fitting(where, ids[text_indices[0] : text_indices[-1] + 1])
 
     def scores(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """The raw score of each sequence of tokens, read at its last one, in one forward."""
+        """Return the raw score of each sequence, read at its last token, in one forward."""
         batch = pack(sequences, [[True] * len(sequence) for sequence in sequences]).to(self._device)
         with torch.inference_mode():
             raw: list[float] = self._model(batch)[batch.last_token_indices].tolist()
         return raw
 
     def reward(self, where: str, score: float) -> float:
-        """Raises RewardError, with `where`, if the score is not finite."""
+        """Return the scaled score. Raises RewardError, with `where`, if it is not finite."""
         return scaled(score, self._scale, where)
 
     def _fitting(self, where: str, ids: list[int]) -> list[int]:

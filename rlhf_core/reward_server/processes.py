@@ -1,4 +1,4 @@
-"""Worker processes of a reward server on one address, restarted when they die. Loads no torch."""
+"""Worker processes of a reward server on one address, restarted when they die. Does not import torch."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from rlhf_core.reward_server.settings import Serving
 if TYPE_CHECKING:
     from aiohttp import web
 
-_STOP_SECONDS = 60.0  # for requests that are being answered
+_STOP_SECONDS = 60.0  # for running requests
 _RESTART_SECONDS = 0.5  # between the death of a worker and the start of the next
 _STOPS = (signal.SIGINT, signal.SIGTERM)
-_FAILED_START = 3  # exit status of a worker without an application
-# Workers end by a signal. Python's tracker then removes the semaphores that they had, and says so as a warning.
+_FAILED_START = 3  # exit status of a worker whose application failed to load
+# Workers end by a signal. Python's resource tracker then removes their semaphores, with a warning.
 _QUIET_TRACKER = "ignore::UserWarning:multiprocessing.resource_tracker"
 
 
 def reward_application(serving: Serving) -> web.Application:
-    """The application of a worker process, whose modules it imports: the supervisor loads no torch."""
+    """Return the application of a worker. Imports its modules here, so that the supervisor does not import torch."""
     from rlhf_core.reward_server.app import reward_app
 
     return reward_app(serving)
 
 
 def serve(application: Callable[[], web.Application], listener: socket.socket, workers: int) -> None:
-    """Answer requests at `listener` until SIGINT or SIGTERM; those being answered then are answered first.
+    """Serve requests at `listener` until SIGINT or SIGTERM; running requests are completed first.
 
-    application: called in each worker process, which gets it pickled, through a pipe.
+    application: called in each worker process, to which it is sent pickled, through a pipe.
     Raises StageError if a worker cannot start.
     """
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), _QUIET_TRACKER)))
@@ -50,22 +50,22 @@ def serve(application: Callable[[], web.Application], listener: socket.socket, w
             stack.callback(signal.signal, number, signal.signal(number, lambda *_: stop.send_bytes(b"")))
         processes: list[SpawnProcess] = []
         stack.callback(_end, processes)
-        processes += (_started(application, listener) for _ in range(workers))
-        _supervise(processes, stopped, lambda: _started(application, listener))
+        processes += (_start_worker(application, listener) for _ in range(workers))
+        _supervise(processes, stopped, lambda: _start_worker(application, listener))
 
 
 def _supervise(processes: list[SpawnProcess], stopped: Connection, start: Callable[[], SpawnProcess]) -> None:
-    """Restart workers that die, until `stopped` has a message."""
+    """Restart workers that die, until `stopped` is readable."""
     while stopped not in wait([stopped, *(process.sentinel for process in processes)]):
         for index, process in enumerate(processes):
-            if process.exitcode == _FAILED_START:  # each other would fail in the same way
+            if process.exitcode == _FAILED_START:  # the others would fail in the same way
                 raise StageError("the reward server could not start: its workers say why above")
             if process.exitcode is not None and not stopped.poll(_RESTART_SECONDS):
                 processes[index] = start()
 
 
-def _started(application: Callable[[], web.Application], listener: socket.socket) -> SpawnProcess:
-    """A new worker. It inherits the blocked SIGINT: Ctrl-C reaches it as the supervisor's SIGTERM."""
+def _start_worker(application: Callable[[], web.Application], listener: socket.socket) -> SpawnProcess:
+    """Start a worker. It inherits the blocked SIGINT: Ctrl-C reaches it as the supervisor's SIGTERM."""
     process = multiprocessing.get_context("spawn").Process(target=_work, args=(application, listener))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -76,7 +76,7 @@ def _started(application: Callable[[], web.Application], listener: socket.socket
 
 
 def _end(processes: list[SpawnProcess]) -> None:
-    """Terminate workers, and kill those that are not done within the time of a stop. One that loads ends at once."""
+    """Terminate workers, and kill those still running after the timeout. A worker that is loading ends at once."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + _STOP_SECONDS + 5.0
@@ -87,7 +87,7 @@ def _end(processes: list[SpawnProcess]) -> None:
 
 
 def _work(application: Callable[[], web.Application], listener: socket.socket) -> None:
-    """The program of a worker: load, then answer until SIGTERM."""
+    """Run a worker: load the application, then serve until SIGTERM."""
     from aiohttp import web
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -103,7 +103,7 @@ def _work(application: Callable[[], web.Application], listener: socket.socket) -
 
 
 def _end_with_parent() -> None:
-    """Stop in order when the supervisor is gone: nothing else would stop or restart this worker."""
+    """Shut down when the supervisor has ended: nothing else would stop or restart this worker."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -111,16 +111,16 @@ def _end_with_parent() -> None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Raises StageError if the address is not free, or is none of this machine."""
+    """Return a listening socket. Raises StageError if the address is in use, or is none of this machine."""
     if not host.strip():
         raise StageError("--host is empty: give an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
-    except (UnicodeError, TypeError) as error:  # no name of a host: Python has several words for it
+    except (UnicodeError, TypeError) as error:  # not a host name, for which Python has several errors
         raise StageError(f"--host {one_line(host)[:80]}: no host can be called so: give an address") from error
     except OSError as error:
-        why = str(error.strerror).partition(" (while attempting")[0]  # Python appends the address
+        reason = str(error.strerror).partition(" (while attempting")[0]  # Python appends the address
         raise StageError(
-            f"cannot listen on {one_line(host)[:80]}, port {port} ({why}): give another --port or --host"
+            f"cannot listen on {one_line(host)[:80]}, port {port} ({reason}): give another --port or --host"
         ) from error

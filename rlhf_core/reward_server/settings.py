@@ -1,4 +1,4 @@
-"""What a reward server is told, and whether its model can be served. Loads no torch."""
+"""Settings of a reward server, and the check of its model. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlhf_core.models.folders.readers import Scale, stored_scale
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a worker process needs to know. It gets it through a pipe: no command line holds the token."""
+    """Settings of a worker process, sent through a pipe so that no command line contains the token."""
 
     folder: Path  # the reward model's
-    model: str  # as it is called in /health
+    model: str  # its name in /health
     token: str = field(repr=False)
     dtype: Dtype
     threads: int  # of torch, in each worker process
@@ -25,13 +25,13 @@ class Serving:
     tokens_per_batch: int = 16384  # of one forward
     max_texts: int = 4096  # of one request
     max_bytes: int = 64 * 2**20  # of one request
-    max_waiting: int = 65536  # texts; more are refused as too busy
-    silent_seconds: float = 20.0  # of a client that has not sent all of its request; it is refused then
-    body_seconds: float = 300.0  # that the whole of a request may take to come
+    max_waiting: int = 65536  # texts; more are rejected as too busy
+    silent_seconds: float = 20.0  # without data of an incomplete request, until it is rejected
+    body_seconds: float = 300.0  # for receiving a whole request
 
 
 def require_reward_model(folder: Path, *, normalize: bool) -> Scale:
-    """What its rewards are normalised by. Raises StageError if the folder has no reward model, or no such numbers."""
+    """Return the scale of its rewards. Raises StageError if the folder has no reward model, or lacks this scale."""
     config = read_config(folder)
     if not is_classifier(config):
         raise StageError(f"{folder}: this is no reward model: its config.json names {config.get('architectures')}")
