@@ -1,17 +1,11 @@
-"""Ranks that answer questions of a test: forks of one process, which has imported what they need.
-
-`python -m … MODULE SIZE ADDRESS FOLDER ARGUMENTS` runs MODULE's main(rank, ADDRESS, FOLDER, ARGUMENTS) as each rank.
-"""
+"""Ranks that answer questions of a test, as forks of a process that has imported DeepSpeed."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
+import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,28 +14,46 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlhf_core.training.distributed import host_store
+from tests.forked_children import FORKS
+
+SECONDS = 500.0
 
 Answer = tuple[str, dict[str, Any], dict[str, Tensor]]  # of a rank: numbers and tensors by a name
 Answers = tuple[list[dict[str, Any]], dict[str, Tensor]]
 
 
 def run_ranks(module: str, size: int, folder: Path, *arguments: str) -> Answers:
-    """The numbers of all ranks, and the tensors of rank 0."""
+    """Call MODULE's main(rank, address, folder, *arguments) as each rank.
+
+    Return the numbers of all ranks, and the tensors of rank 0.
+    """
     store = host_store("127.0.0.1")
     address = f"127.0.0.1:{store.port}"
-    ranks = subprocess.Popen(
-        [sys.executable, "-m", "tests.rlhf_core.training.ranks", module, str(size), address, str(folder), *arguments],
-        env=os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+    ranks = [FORKS.Process(target=_run, args=(module, rank, address, folder, arguments)) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    deadline = time.monotonic() + SECONDS
     try:
-        errors = ranks.communicate(timeout=500)[1]
+        for process in ranks:
+            process.join(max(deadline - time.monotonic(), 0))
+        assert [process.exitcode for process in ranks] == [0] * size, _errors(folder)
     finally:
-        if ranks.poll() is None:
-            os.killpg(ranks.pid, signal.SIGKILL)
-    assert ranks.returncode == 0, errors
+        for process in ranks:
+            process.kill()
     numbers = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(size)]
     return numbers, load_file(folder / "rank0.safetensors")
+
+
+def _run(module: str, rank: int, address: str, folder: Path, arguments: tuple[str, ...]) -> None:
+    try:
+        importlib.import_module(module).main(rank, address, folder, *arguments)
+    except BaseException:
+        (folder / f"rank{rank}.error").write_text(traceback.format_exc())
+        raise
+
+
+def _errors(folder: Path) -> str:
+    return "\n".join(path.read_text() for path in sorted(folder.glob("rank*.error")))
 
 
 def of(answers: Answers, name: str) -> dict[str, Tensor]:
@@ -58,18 +70,3 @@ def write_answers(rank: int, folder: Path, answers: Iterator[Answer]) -> None:
         tensors |= {f"{name}/{key}": value.contiguous() for key, value in state.items()}
     (folder / f"rank{rank}.json").write_text(json.dumps(numbers))
     save_file(tensors, folder / f"rank{rank}.safetensors")
-
-
-def main(module: str, size: int, address: str, folder: Path, *arguments: str) -> None:
-    target = importlib.import_module(module).main
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=target, args=(rank, address, folder, *arguments)) for rank in range(size)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    sys.exit(int(any(rank.exitcode for rank in ranks)))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), *sys.argv[5:])
