@@ -188,6 +188,7 @@ def test_a_transaction_that_reads_before_it_writes_waits_for_its_turn(tmp_path: 
     assert (done.returncode, result in done.stdout) == (0, True), done.stderr
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("a Prefect server under load")
 def test_schedules_are_toggled_and_runs_are_scheduled_under_load(tmp_path: Path) -> None:
     """By as many clients at once as a loaded stack has, without a request that fails or a word of a lock in the log."""

@@ -253,6 +253,7 @@ def test_no_stack_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert done.stderr == f"error: there is no local stack in {tmp_path / 'none'}: start it with `alignment up`\n"
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("starts the local stack")
 def test_a_service_that_does_not_start_shows_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clear_environment(monkeypatch, tmp_path)

@@ -18,7 +18,7 @@ from flows.never_started import TAG, end_never_started
 from tests.flows.few import few
 from tests.flows.test_running import wait_until
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.endurance("chaos")
 
 
 @pytest.fixture

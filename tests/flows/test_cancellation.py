@@ -20,7 +20,7 @@ from flows.cancellation import noticed_cancellation
 from tests.flows.few import few
 from tests.flows.test_running import wait_until
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.endurance("chaos")
 
 
 @pytest.fixture

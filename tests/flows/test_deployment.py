@@ -165,7 +165,7 @@ def test_a_run_whose_flow_and_rank_are_killed_ends_as_if_they_had_not_been(
 
     tests/chaos kills every part of a run.
     """
-    workplace.write_recipe("size: 800")
+    workplace.write_recipe("size: 300")
     flow_run, node = start(workplace, "pretrain"), workplace.node("pretrain")
     step = wait_for_checkpoint(workplace)
     (rank,) = held = processes(

@@ -87,6 +87,7 @@ def _run_killed_without_mercy(workplace: Workplace) -> None:
         flow.wait()
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("runs a recipe as Ray jobs")
 def test_a_run_whose_terminal_is_gone_leaves_its_job_to_the_next(workplace: Workplace) -> None:
     """As when the worker dies that reads what the run prints: the next line hits a broken pipe."""
@@ -111,6 +112,7 @@ def test_a_run_whose_terminal_is_gone_leaves_its_job_to_the_next(workplace: Work
     assert list(workplace.attempts("data.words").values()) == ["SUCCEEDED"]
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("runs a recipe as Ray jobs")
 def test_of_two_runs_that_follow_a_job_only_the_last_one_stops_it(workplace: Workplace) -> None:
     workplace.write_recipe("waits_for: '{sign}'")
@@ -133,6 +135,7 @@ def test_of_two_runs_that_follow_a_job_only_the_last_one_stops_it(workplace: Wor
             process.wait()
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("runs a recipe as Ray jobs")
 def test_a_run_that_comes_while_the_last_one_is_cancelled_submits_another_job(workplace: Workplace) -> None:
     """The cancelled run has died before it could stop the job that nobody follows any more."""

@@ -176,6 +176,7 @@ def test_a_job_that_no_node_could_hold_is_refused(jobs: RayJobs) -> None:
     assert jobs.running() == []
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("starts a Ray head of its own twice")
 def test_a_cluster_that_starts_is_full_and_is_lost(tmp_path: Path) -> None:
     """One test, since starting a head is what takes the time."""

@@ -61,6 +61,7 @@ def connected(environment: dict[str, str]) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.endurance("two-nodes")
 @pytest.mark.slow("starts a Ray cluster")
 def test_the_job_s_cluster_is_joined_and_without_one_a_cluster_starts(ray_cluster: None) -> None:
     own = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": os.getcwd()}

@@ -184,6 +184,7 @@ def test_rows_that_the_template_cannot_write_are_named_or_a_note(problems: Probl
 
 
 @pytest.mark.slow("tokenises a book")
+@pytest.mark.endurance("mutations")
 def test_a_conversation_of_thousands_of_turns_and_a_book_are_measured_quickly(problems: Problems) -> None:
     """Turn by turn, and token by token, they would take minutes."""
     turns = [{"role": role, "content": "x"} for role in ("user", "assistant")] * 5000

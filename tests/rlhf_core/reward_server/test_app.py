@@ -43,7 +43,7 @@ def serving(folder: Path) -> Serving:
 @contextmanager
 def running(serving: Serving) -> Iterator[Client]:
     """A client of the application, which answers in a thread."""
-    loop, app = asyncio.new_event_loop(), web.AppRunner(reward_app(serving), access_log=None)
+    loop, app = asyncio.new_event_loop(), web.AppRunner(reward_app(serving), access_log=None, lingering_time=0.1)
     thread = Thread(target=loop.run_forever)
     thread.start()
     with socket.create_server(("127.0.0.1", 0)) as listener:

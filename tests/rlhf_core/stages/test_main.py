@@ -149,6 +149,7 @@ def test_a_stop_inside_a_callback_whose_errors_python_drops_is_not_lost(
     assert _lease(local.store, spec.ref).released
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("jobs that are stopped in order")
 def test_a_job_that_waits_for_its_ray_workers_stops_in_order_too(
     local: ArtifactRepository, tmp_path: Path, jobs: _Jobs, monkeypatch: pytest.MonkeyPatch

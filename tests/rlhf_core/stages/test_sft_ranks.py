@@ -45,7 +45,7 @@ from tests.rlhf_core.stages.supervised_runs import (
     inline,
 )
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.endurance("chaos")
 
 CONFIG = SFTConfig(
     # Each line waits for the last checkpoint, without which one that is due is left out.

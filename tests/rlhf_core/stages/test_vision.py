@@ -264,6 +264,7 @@ def require_log_probs_of_the_engine(trajectories: list[Trajectory], policy: Path
     assert torch.allclose(ours, batch.rollout_logprobs[batch.loss_mask], atol=1e-4)
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.timeout(300)
 @pytest.mark.slow("RL of a vision model with vLLM")
 def test_rl_trains_what_the_engine_sampled_of_pictures(
