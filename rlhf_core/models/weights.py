@@ -25,6 +25,7 @@ from rlhf_core.models.folders.class_config import (
 from rlhf_core.models.folders.folder import GENERATION_CONFIG, Head
 from rlhf_core.models.folders.headers import StoredTensor, stored_tensors
 from rlhf_core.models.folders.remote_code import REMOTE_CODE, reads_images
+from rlhf_core.system.listing import some
 
 Shape = tuple[int, ...]
 
@@ -167,19 +168,13 @@ def _misfit(
     """
     parts = []
     if missing:
-        parts.append(f"missing are {_some(missing)}")
+        parts.append(f"missing are {some(sorted(missing), _MOST_NAMED)}")
     if unexpected:
-        parts.append(f"{_some(unexpected)} belong to another model")
+        parts.append(f"{some(sorted(unexpected), _MOST_NAMED)} belong to another model")
     shapes = [f"{name} ({_shape(stored)}, expected {_shape(shape)})" for name, stored, shape in mismatched]
     if shapes:
-        parts.append(f"of another shape are {_some(shapes)}")
+        parts.append(f"of another shape are {some(sorted(shapes), _MOST_NAMED)}")
     return "; ".join(parts) or None
-
-
-def _some(names: Iterable[str]) -> str:
-    shown = sorted(names)
-    rest = len(shown) - _MOST_NAMED
-    return ", ".join(shown[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _shape(shape: Iterable[int]) -> str:

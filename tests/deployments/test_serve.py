@@ -27,7 +27,7 @@ from rlhf_core.inference.chat import Chat, ChatModel
 from tests.rlhf_core.stages.supervised_runs import base_model
 from tests.services import LOOPBACK, free_ports
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 TOKEN = "the-token"
 GREEDY = SamplingConfig(max_tokens=6, temperature=0.0)

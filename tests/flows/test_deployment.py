@@ -249,6 +249,7 @@ def test_the_shipped_deployments_register_with_typed_parameters(client: SyncPref
     assert str(ROOT) not in (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("registers the deployments again")
 def test_what_was_deleted_is_registered_again_and_an_enabled_schedule_stays_as_it_was_set(
     terminal: Path, worker: Path, prefect_api: str
@@ -349,6 +350,7 @@ def test_mistakes_end_with_one_sentence(terminal: Path) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.endurance("chaos")
 def test_what_a_run_waits_for_is_said(workplace: Workplace, client: SyncPrefectClient, worker: Path) -> None:
     client.create_work_pool(WorkPoolCreate(name="nobody", type="process"))
     deploy("lonely", "nobody")

@@ -305,6 +305,7 @@ def test_a_key_opens_its_own_episode_and_only_while_it_is_played(tokenizer: Toke
     asyncio.run(together())
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("200 episodes, and vLLM's parsers")
 def test_200_episodes_side_by_side_half_of_them_aborted(tokenizer: Tokenizer) -> None:
     """Each has its own replies, and of those that go away nothing is left: no task, no socket, no call."""

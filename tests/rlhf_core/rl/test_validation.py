@@ -182,6 +182,7 @@ def test_the_average_is_validated_and_kept_and_never_trained_on(
     assert file_digest(output.folder) == digests[3]
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_the_last_average_is_the_result_where_the_best_is_not_asked_for(
     inputs: dict[str, Input], tmp_path: Path
 ) -> None:
@@ -219,6 +220,7 @@ class DyingEngine(WatchedEngine):
         return super().generate(requests)
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_a_run_that_goes_on_knows_the_best_and_has_its_weights(inputs: dict[str, Input], tmp_path: Path) -> None:
     kept = {"checkpoint": {"every_steps": 1}}
     whole, _, engine = run(inputs, tmp_path / "whole", [0.25, 0.75, 0.5, 0.5], **kept)
@@ -229,6 +231,7 @@ def test_a_run_that_goes_on_knows_the_best_and_has_its_weights(inputs: dict[str,
     assert file_digest(resumed.folder) == file_digest(whole.folder) == loads(engine)[2]
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_an_average_goes_on_too(inputs: dict[str, Input], tmp_path: Path) -> None:
     settings = {"checkpoint": {"every_steps": 1}, "ema_decay": 0.5, "validation": None}
     whole, _, _ = run(inputs, tmp_path / "whole", [], **settings)

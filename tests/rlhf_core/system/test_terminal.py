@@ -89,6 +89,7 @@ def shown(folder: Path, how: str) -> str:
     return text
 
 
+@pytest.mark.endurance("chaos")
 def test_each_process_of_the_users_code_has_the_terminal_in_turn_and_no_time_limit(tmp_path: Path) -> None:
     text = shown(tmp_path, "lent")
     asked = [line for line in text.splitlines() if line.startswith("-> ")]

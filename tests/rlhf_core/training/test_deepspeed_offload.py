@@ -12,7 +12,7 @@ from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model, weights_of
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 
 @pytest.fixture(scope="module")

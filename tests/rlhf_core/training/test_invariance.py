@@ -28,7 +28,7 @@ from rlhf_core.types import Minibatch, PackedBatch
 from tests.rlhf_core.laid_out import LAYOUTS, Layout, use_layout
 from tests.rlhf_core.training.tiny_engine import GRADIENT, build, gradient, tiny_model
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 TEMPERATURE, ENTROPY = 0.7, 0.3
 CHECKPOINTING: tuple[GradientCheckpointing, ...] = (False, True, "selective")
