@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import version
@@ -19,9 +17,12 @@ from rlhf_core.models.folders.check import untied_problem
 from rlhf_core.models.folders.folder import GENERATION_CONFIG, Head
 from rlhf_core.models.folders.headers import stored_tensors
 from rlhf_core.models.folders.inspection import Inspection
+from rlhf_core.processes.lines import ProcessError
+from rlhf_core.processes.trial import tried
 from rlhf_core.stages.job_context import node_cache
 
-_SECONDS = 120
+_SECONDS = 120.0
+_MEMORY = 8 << 30  # bytes, more than any model takes without weights
 
 
 def inspected(folder: Path, *, reward_model: bool) -> Inspection | None:
@@ -67,20 +68,19 @@ def _answer(folder: Path, head: Head, key: str) -> str:
 
 
 def _inspect(folder: Path, head: Head) -> str:
-    command = [sys.executable, "-m", inspection.__name__, str(folder), head]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired as error:
+        return tried(_SECONDS, _MEMORY, inspection.inspect_as_json, str(folder), head)
+    except StageError as error:
+        raise StageError(str(error).removeprefix(f"{folder}: ")) from error
+    except TimeoutError as error:
         raise StageError(
-            f"transformers builds no model by config.json within {_SECONDS} s: fetch the folder again"
+            f"transformers builds no model by config.json within {_SECONDS:g} s: fetch the folder again"
         ) from error
-    if done.returncode == 0:
-        return done.stdout
-    last_line = done.stderr.strip().rpartition("\n")[2].removeprefix(f"{folder}: ")
-    if done.returncode == 1 and last_line:
-        raise StageError(last_line)
-    raise StageError(
-        "transformers ended while it built a model by config.json, perhaps out of memory: fetch the folder again"
-    )
+    except MemoryError as error:
+        raise StageError(
+            f"the model of config.json takes more than {_MEMORY >> 30} GiB without its weights: correct its sizes"
+        ) from error
+    except ProcessError as error:
+        raise StageError(
+            f"the process in which transformers builds a model by config.json {error}: fetch the folder again"
+        ) from error

@@ -20,8 +20,8 @@ R = TypeVar("R")
 def tried(seconds: float, memory: int, function: Callable[P, R], /, *arguments: P.args, **named: P.kwargs) -> R:
     """Call a module's `function(*arguments, **named)` in the process. Arguments and result are JSON values.
 
-    memory: bytes of address space. Raises StageError with the text of the function's own; MemoryError or TimeoutError
-    at a limit; ProcessError, with the reason, for any other failure.
+    memory: bytes of data; libraries reserve more addresses than they use. Raises StageError with the text of the
+    function's own; MemoryError or TimeoutError at a limit; ProcessError, with the reason, for any other failure.
     """
     request = {
         "memory": memory, "module": function.__module__, "function": function.__name__,
@@ -43,9 +43,9 @@ def tried(seconds: float, memory: int, function: Callable[P, R], /, *arguments: 
 def main() -> None:
     requests, replies = open_pipes()
     request = next(received(requests))
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
     limit = request["memory"] if most == resource.RLIM_INFINITY else min(request["memory"], most)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
     try:
         function = getattr(import_module(request["module"]), request["function"])
         reply = json.dumps({"value": function(*request["arguments"], **request["named"])})
