@@ -29,7 +29,7 @@ unit: setup  ## pure functions and configuration: the tests of a commit
 	@$(PYTEST) -q -n 2 -m unit --durations=0
 
 test: setup  ## the tests of a push: unit, parts, system
-	@$(PYTEST) -n 3 -m "not endurance"
+	@$(PYTEST) -n 2 -m "not endurance"
 
 test-all: setup  ## all tests, those of a night included
 	@$(PYTEST) -n 2

@@ -52,7 +52,7 @@ def example_plugin(plugin_site: Path) -> Iterator[None]:
 
 pytest_plugins = ["tests.tiers", "tests.durations"]
 
-# Each starts a Ray head, a Prefect server or a stack once for its group; two groups run beside each other.
+# Each starts a Ray head, a Prefect server or a stack for its group alone; two groups run beside each other.
 GROUPS = {
     "tests/chaos/": "chaos",
     "tests/two_nodes/": "two nodes",
@@ -91,6 +91,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(
             f"more than {SLOW:g} s without a reason, @pytest.mark.slow(…): {', '.join(unexplained)}"
         )
+
+
+@pytest.hookimpl(trylast=True)  # once the test's own fixtures have ended
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The services of a group end with it: idle ones take a tenth of the processors."""
+    if nextitem is None or group_of(nextitem.nodeid) == group_of(item.nodeid):
+        return
+    for name in ("prefect_api", "warm_socket"):  # and what depends on them; a later test starts them again
+        for definition in item.session._fixturemanager.getfixturedefs(name, item) or ():
+            definition.finish(item._request)  # type: ignore[attr-defined]
 
 
 def pytest_collection_finish() -> None:

@@ -86,6 +86,7 @@ def blocks(language: str) -> Iterator[Any]:
             yield pytest.param(found[1], id=f"{page.relative_to(ROOT)}-{n}")
 
 
+@pytest.mark.endurance("mutations")
 @pytest.mark.parametrize("block", list(blocks("yaml")))
 @pytest.mark.slow("plans a recipe")
 def test_every_recipe_and_every_part_of_one_can_be_planned(

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from tests.cluster import LOOPBACK, Service, service_environment
 from tests.services import free_ports
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.endurance("chaos")
 
 # SQLite's wait for another's write, in place of Prefect's 60 s: it times out only if the event loop blocks.
 BUSY_SECONDS = 10
@@ -188,7 +188,6 @@ def test_a_transaction_that_reads_before_it_writes_waits_for_its_turn(tmp_path: 
     assert (done.returncode, result in done.stdout) == (0, True), done.stderr
 
 
-@pytest.mark.endurance("chaos")
 @pytest.mark.slow("a Prefect server under load")
 def test_schedules_are_toggled_and_runs_are_scheduled_under_load(tmp_path: Path) -> None:
     """By as many clients at once as a loaded stack has, without a request that fails or a word of a lock in the log."""

@@ -63,6 +63,7 @@ def test_keys_of_what_uses_the_plugin_have_its_version(plugin_site: Path, tmp_pa
     assert "| `measure` | [MeasureConfig](#measureconfig) |" in first["settings"]
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.slow("a process of pytest")
 def test_its_own_tests_pass(plugin_site: Path, tmp_path: Path) -> None:
     source = shutil.copytree(plugin.SOURCE, tmp_path / "source")

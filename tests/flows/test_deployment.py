@@ -115,6 +115,7 @@ def retry(client: SyncPrefectClient, flow_run: FlowRun) -> None:
     client.set_flow_run_state(flow_run.id, AwaitingRetry(message="Retry from the UI"), force=True)
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("runs a recipe by a worker of Prefect")
 def test_a_retry_at_once_repeats_the_stage_that_failed_or_was_cancelled_and_nothing_else(
     workplace: Workplace, client: SyncPrefectClient, worker: Path
@@ -191,6 +192,7 @@ def test_a_run_whose_flow_and_rank_are_killed_ends_as_if_they_had_not_been(
     done = wait_for(client, failed, StateType.COMPLETED, StateType.FAILED, *UNEXPECTED)
     assert done.state is not None
     assert done.state.is_completed(), done.state.message
+    assert [list(workplace.attempts(name).values()) for name in NODES] == 3 * [["SUCCEEDED"]]
     attempts = workplace.attempts("pretrain")
     assert list(attempts.values()) == ["FAILED", "SUCCEEDED"]
     log = workplace.jobs._client.get_job_logs([*attempts][-1])

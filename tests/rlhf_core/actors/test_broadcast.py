@@ -25,7 +25,7 @@ from tests.rlhf_core.stages import context as stage_context
 from tests.rlhf_core.stages.context import LocalContext
 from tests.rlhf_core.stages.rl_jobs import job_inputs, two_by_two
 
-pytestmark = [pytest.mark.system, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.endurance("rl-matrix"), pytest.mark.usefixtures("ray_cluster")]
 register_pickle_by_value(stage_context)  # the actors cannot import a test module
 
 PROBE = [Prompt("0", "", (5, 6, 7, 4), row={}), Prompt("1", "", (4, 5), row={})]

@@ -30,7 +30,7 @@ from rlhf_core.training.metrics import over_steps
 from rlhf_core.training.saving import write_model
 from rlhf_core.types import PackedBatch
 
-pytestmark = [pytest.mark.system, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.endurance("rl-matrix"), pytest.mark.usefixtures("ray_cluster")]
 register_pickle_by_value(sys.modules[__name__])  # the actors cannot import a test module
 
 Result = tuple[list[dict[str, float]], dict[str, Tensor], dict[str, Tensor] | None]

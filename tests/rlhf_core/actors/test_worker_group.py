@@ -126,6 +126,7 @@ def test_a_rank_that_dies_is_named_though_the_other_complains_too() -> None:
         group.shutdown()
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("a rank hangs until its time is over")
 def test_a_failing_call_names_the_rank_though_rank_0_hangs_and_then_rank_0() -> None:
     group = RayWorkerGroup(HALVES, Worker, timeout=3)

@@ -174,6 +174,7 @@ def test_each_of_several_reward_models_is_normalised_by_what_is_stored_with_it(
         assert line["reward/raw_helpful"] != pytest.approx(line["reward/raw_harmless"], abs=1e-3)
 
 
+@pytest.mark.endurance("rl-matrix")
 @pytest.mark.slow("RL in three placements")
 def test_where_frozen_models_are_changes_nothing(inputs: dict[str, Input], tmp_path: Path) -> None:
     """Bit for bit, also what is drawn at random while models are loaded and later: the critic's adapter and dropout."""

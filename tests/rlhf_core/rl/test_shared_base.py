@@ -147,6 +147,7 @@ def test_when_the_base_is_shared(config: RLConfig, shared: bool, model: Input) -
     assert critic.shares_base is shared
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_adapter_and_head_are_checkpointed_and_the_base_is_not(model: Input, tmp_path: Path) -> None:
     config = both_adapters(2)
     ours, worker = started(config, model, tmp_path / "whole")
@@ -172,6 +173,7 @@ def test_adapter_and_head_are_checkpointed_and_the_base_is_not(model: Input, tmp
     assert published(resumed) == published(ours)
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_the_critic_is_saved_merged(model: Input, tmp_path: Path) -> None:
     config = rl_config("ppo", lora=LORA, critic={"lora": LORA, "save": True})
     ours, group = trainer(config, model, tmp_path / "work")
@@ -204,6 +206,7 @@ JUDGED: dict[str, Any] = {"rewards": {"taste": {"type": "reward_model"}}, "lora"
 TASTE = "ppo.rewards.taste.model"
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_a_reward_model_that_is_an_adapter_has_the_policy_s_base_and_its_own_scores(
     model: Input, judge: Input, tmp_path: Path
 ) -> None:

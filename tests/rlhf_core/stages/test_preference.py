@@ -104,6 +104,7 @@ def test_a_reference_that_cannot_read_the_tokens_is_refused(inputs: dict[str, In
         preference.run(config, given, context_of(tmp_path / "run", given), no_cluster)
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.parametrize(("zero_stage", "lora"), [(1, None), (3, {"rank": 4})])
 def test_sharding_changes_nothing(
     inputs: dict[str, Input], tmp_path: Path, zero_stage: int, lora: dict[str, Any] | None

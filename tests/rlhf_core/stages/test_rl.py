@@ -133,6 +133,7 @@ def test_grpo_with_a_users_function_learns_and_proves_every_publish(
     assert not torch.equal(before["model.norm.weight"], after["model.norm.weight"])
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_grpo_samples_and_judges_while_it_trains(
     model: Input, reward_model: Input, ray_cluster: None, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from rlhf_core.rollout.proof import Expected, Proof, verify_weights
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import disturb, expected_logprobs, make_experts, publish
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 CONFIG = VllmEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23], [1, 3]]
