@@ -199,7 +199,7 @@ class RLWorker(SnapshotWorker):
 
     @property
     def _merges(self) -> bool:
-        """Whether engines serve the adapter merged into its base."""
+        """True if engines serve the adapter merged into its base."""
         return self._config.lora is not None and self._config.served_lora is None
 
     def _served_weights(self) -> Weights:

@@ -79,7 +79,7 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
         return trained | {"kept": self._kept} if self.config.keeps_best else trained
 
     def shares_prompts(self) -> bool:
-        """Whether the model computes a common prefix of a micro-batch's sequences once."""
+        """True if the model computes a common prefix of a micro-batch's sequences once."""
         return self.engine.shares_prompts
 
     def train(self, steps: Sequence[Shard]) -> list[StepMetrics]:

@@ -79,7 +79,7 @@ def _is_trained(engine: Any) -> bool:
 
 
 def _only_partitions(engine: Any) -> bool:
-    """Whether the engine is ZeRO 3 around a frozen model: without optimizer, only with hooks that gather weights."""
+    """True if the engine is ZeRO 3 around a frozen model: without optimizer, only with hooks that gather weights."""
     import_deepspeed()
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
 

@@ -80,5 +80,5 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_partitioned(parameter: nn.Parameter) -> bool:
-    """Whether ZeRO 3 has partitioned the parameter."""
+    """True if ZeRO 3 has partitioned the parameter."""
     return hasattr(parameter, "ds_id")

@@ -53,7 +53,7 @@ class TrainingEngine(Stateful, Protocol):
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether the model computes a common prefix of several sequences of a micro-batch once."""
+        """True if the model computes a common prefix of several sequences of a micro-batch once."""
 
     def step(self, micro_batches: Sequence[B], loss: LossFunction[B]) -> StepMetrics:
         """Run one optimizer step.

@@ -68,7 +68,7 @@ def test_a_renewal_at_the_same_time_does_not_undo_that_a_run_leaves(store: Local
 
 @pytest.mark.parametrize("store_url", ["local", "s3"], indirect=True)
 def test_when_all_leave_at_once_one_stops(store_url: str) -> None:
-    followers = [Follower(open_store(store_url), PREFIX, f"run {number}") for number in range(4)]
+    followers = [Follower(open_store(store_url), PREFIX, f"run {number}") for number in range(6)]
     with ThreadPoolExecutor(len(followers)) as threads:
         list(threads.map(Follower.join, followers))
         assert sum(threads.map(lambda follower: follower.leave_and_stop(JOB), followers)) >= 1

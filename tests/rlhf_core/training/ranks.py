@@ -36,7 +36,8 @@ def run_ranks(module: str, size: int, folder: Path, *arguments: str) -> Answers:
     try:
         for process in ranks:
             process.join(max(deadline - time.monotonic(), 0))
-        assert [process.exitcode for process in ranks] == [0] * size, _errors(folder)
+        errors = [path.read_text() for path in sorted(folder.glob("rank*.error"))]
+        assert [process.exitcode for process in ranks] == [0] * size, "\n".join(errors)
     finally:
         for process in ranks:
             process.kill()
@@ -50,10 +51,6 @@ def _run(module: str, rank: int, address: str, folder: Path, arguments: tuple[st
     except BaseException:
         (folder / f"rank{rank}.error").write_text(traceback.format_exc())
         raise
-
-
-def _errors(folder: Path) -> str:
-    return "\n".join(path.read_text() for path in sorted(folder.glob("rank*.error")))
 
 
 def of(answers: Answers, name: str) -> dict[str, Tensor]:
