@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -17,9 +15,9 @@ from rlhf_core.models.folders.check import untied_problem
 from rlhf_core.models.folders.folder import GENERATION_CONFIG, Head
 from rlhf_core.models.folders.headers import stored_tensors
 from rlhf_core.models.folders.inspection import Inspection
+from rlhf_core.preflight.kept import kept
 from rlhf_core.processes.lines import ProcessError
 from rlhf_core.processes.trial import tried
-from rlhf_core.stages.job_context import node_cache
 
 _SECONDS = 120.0
 _MEMORY = 8 << 30  # bytes, more than any model takes without weights
@@ -55,16 +53,7 @@ def _key(folder: Path, head: Head) -> str:
 
 @lru_cache(maxsize=32)
 def _answer(folder: Path, head: Head, key: str) -> str:
-    kept = node_cache() / "inspected" / f"{key}.json"
-    if kept.is_file():
-        return kept.read_text(encoding="utf-8")
-    answer = _inspect(folder, head)
-    with suppress(OSError):  # without write access, or space, the next call inspects it again
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        written = kept.with_suffix(f".{os.getpid()}")
-        written.write_text(answer, encoding="utf-8")
-        written.replace(kept)
-    return answer
+    return kept("inspected", key, lambda: _inspect(folder, head))
 
 
 def _inspect(folder: Path, head: Head) -> str:
