@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
@@ -94,7 +95,10 @@ class RayWorkerGroup(Generic[W]):
             inherits = {actor.inherit.remote(*inherited): f"rank {rank}" for rank, actor in enumerate(self._actors)}
             wait("start", inherits, start_timeout)
             address = wait("start", {self._actors[0].host_store.remote(): "rank 0"}, start_timeout)[0]
-            join = {"size": placement.workers, "address": address, "sequence": sequence, "tensor": tensor}
+            join = {
+                "size": placement.workers, "address": address, "sequence": sequence, "tensor": tensor,
+                "timeout": timedelta(minutes=placement.timeout_minutes),
+            }  # fmt: skip
             starts = {
                 actor.start.remote({"rank": rank, **join}, placement.num_threads, factory, args): f"rank {rank}"
                 for rank, actor in enumerate(self._actors)

@@ -123,6 +123,10 @@ EMADecay = Annotated[
 Iterations = Annotated[int, Limits(1, 20, "the iteration has long converged")]
 WeightDecay = Annotated[float, Limits(0, 10, "the weights would be lost to it")]
 GradientNorm = Annotated[float, Limits(0, 1e6, "no gradient is as long: none would be scaled down", above=True)]
+AdamEpsilon = Annotated[
+    float, Limits(0, 1, "an update would hardly depend on the size of the gradient", "a weight without a gradient "
+                        "would be divided by 0", above=True)
+]  # fmt: skip
 LoraRank = Annotated[int, Limits(1, 512, "the engines serve adapters up to this rank")]
 LoraAlpha = Annotated[float, Limits(0, 100_000, "so strong an adapter replaces the model", above=True)]
 Dropout = Annotated[float, Limits(0, 1, "the adapter would see nothing", below=True)]
@@ -185,6 +189,7 @@ Deviation = Annotated[float, Limits(0, 1, "no model is initialised so widely", a
 Processes = Annotated[int, Limits(1, 100_000, "no cluster runs as many")]
 Threads = Annotated[int, Limits(0, 4096, "no machine has as many cores")]
 CPUs = Annotated[float, Limits(0, 4096, "no machine has as many cores", "Ray would reserve none", above=True)]
+PartitionSize = Annotated[int, Limits(2, 1024, "no node has as many GPUs", "one rank would hold all weights")]
 Parallel = Annotated[int, Limits(1, 1024, "no engine spreads over as many GPUs")]
 GiB = Annotated[float, Limits(0, 65_536, "no machine has as much memory", above=True)]
 Sequences = Annotated[int, Limits(1, 4096, "an engine batches no more tokens than that at once")]

@@ -15,6 +15,7 @@ from rlhf_core.preflight.images import check_images
 from rlhf_core.preflight.lengths import check_context, check_lengths
 from rlhf_core.preflight.loading import code_problems
 from rlhf_core.preflight.model import BaseModel, check_bases, models_of
+from rlhf_core.preflight.passed import check_passed
 from rlhf_core.preflight.rewards import check_rewards, judging_functions
 from rlhf_core.preflight.samples import Sample, known_rows
 from rlhf_core.preflight.secrets import check_secrets
@@ -65,6 +66,7 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     problems += check_rewards(nodes, rows)
     problems += check_texts(nodes, rows)
     problems += code_problems([*source_functions(recipe, samples), *judging_functions(nodes)], root)
+    problems += check_passed(nodes)
     model_problems = check_bases(nodes, root)
     problems += model_problems
     models = {} if model_problems else models_of(nodes, root)

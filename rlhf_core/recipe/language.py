@@ -31,7 +31,9 @@ def walk(data: Any, location: Sequence[Any]) -> Iterator[Part]:
     tagged: list[type[Config]] = []
     for part in location:
         # After a tag comes a key, also one of the same name, such as `function` of a reward of the type `function`.
-        tagged = [] if tagged else [config for config in configs_of(here) if part in get_args(_tag(config))]
+        # Nor is there a tag where no type is written, such as before the setting `vllm` of engines of that type.
+        typed = not tagged and _has(data, "type")
+        tagged = [config for config in configs_of(here) if part in get_args(_tag(config))] if typed else []
         if tagged:
             yield Part(part, True, here, tagged)
             here = tagged

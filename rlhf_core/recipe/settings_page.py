@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from rlhf_core.config.base import Config, KeyedConfig, is_operational
+from rlhf_core.config.engines.passed import DEEPSPEED, VLLM, Library
 from rlhf_core.config.typed import config_classes
 from rlhf_core.recipe.recipe import Recipe
 
@@ -22,8 +23,11 @@ END = "<!-- until here -->"
 
 
 def reference() -> str:
-    """Return one table for each mapping in a recipe, the recipe itself first, each mapping once."""
-    return "\n\n".join(_table(config, list(places), any(places.values())) for config, places in _places().items())
+    """Return one table for each mapping in a recipe, the recipe itself first, each mapping once, and last those of
+    refused settings.
+    """
+    tables = [_table(config, list(places), any(places.values())) for config, places in _places().items()]
+    return "\n\n".join([*tables, *map(_refused, (DEEPSPEED, VLLM))])
 
 
 def rewrite(text: str) -> str:
@@ -111,6 +115,15 @@ def _table(config: type[Config], places: list[str], counts: bool) -> str:
         link = f"[{block.__name__}](#{block.__name__.lower()})"
         lines.append(f"| `{name}` | {link} | none | {'yes' if counts else 'no'} | {_first_paragraph(block)} |")
     return "\n".join(lines).rstrip()
+
+
+def _refused(library: Library) -> str:
+    """Return the table of settings that a recipe cannot pass on to the library, one row for each reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in library.refused.items():
+        names.setdefault(reason, []).append(f"`{name}`")
+    rows = [f"| {', '.join(sorted(refused))} | {reason} |" for reason, refused in names.items()]
+    return "\n".join([f"### Refused settings of {library.name}", "", "| setting | reason |", "|---|---|", *rows])
 
 
 def _first_paragraph(config: type[Config]) -> str:

@@ -24,6 +24,7 @@ from rlhf_core.models.packed import PackedModel
 from rlhf_core.models.stored import stored_layout
 from rlhf_core.training.deepspeed_layouts import layouts
 from rlhf_core.training.deepspeed_offload import offload_states, reload_states
+from rlhf_core.training.deepspeed_passed import problems
 from rlhf_core.training.deepspeed_settings import deepspeed_settings, import_deepspeed
 from rlhf_core.training.deepspeed_state import DeepSpeedState
 from rlhf_core.training.deepspeed_weights import master_weights, replaced, stored_weights
@@ -106,6 +107,8 @@ class DeepSpeedEngine:
                 return model.to(
                     self.device, torch_dtype(self._config.dtype) if _wrong_dtype(model, self._config) else None
                 )
+        if self._config.deepspeed and (wrong := problems(self._config.deepspeed)):
+            raise StageError("; ".join(f"engine.deepspeed.{name}: {problem}" for name, problem in wrong))
         deepspeed = import_deepspeed()
         parameters = sum(p.numel() for p in model.parameters())
         settings = deepspeed_settings(self._config, self._optimizer_config, parameters)
@@ -160,7 +163,8 @@ class DeepSpeedEngine:
             return float(self._engine.get_global_grad_norm())
         trained = [p for group in self._engine.optimizer.param_groups for p in group["params"]]
         parameters = [p for p in trained if p.grad is not None]
-        norm = float(nn.utils.clip_grad_norm_(parameters, self._optimizer_config.max_gradient_norm))
+        longest = self._optimizer_config.max_gradient_norm
+        norm = float(nn.utils.clip_grad_norm_(parameters, math.inf if longest is None else longest))
         if math.isfinite(norm):
             self._engine.step()
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -44,13 +45,23 @@ def deepspeed_settings(engine: EngineConfig, optimizer: OptimizerConfig | None, 
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": _zero(engine, parameters, trained=optimizer is not None),
         # Set even if 0: by default DeepSpeed clips at 1.
-        "gradient_clipping": optimizer.max_gradient_norm if optimizer is not None and stage > 0 else 0.0,
+        "gradient_clipping": (optimizer.max_gradient_norm or 0.0) if optimizer is not None and stage > 0 else 0.0,
     }
     if engine.dtype == "bfloat16":
         settings["bf16"] = {"enabled": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
         settings["communication_data_type"] = "fp32"
-    return settings
+    return _merged(settings, engine.deepspeed)
+
+
+def _merged(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `settings` with `passed` in their blocks. It may replace sizes of buckets; the recipe refuses the rest."""
+    blocks = {
+        name: _merged(block, passed[name])
+        for name, block in settings.items()
+        if isinstance(block, dict) and name in passed
+    }
+    return {**settings, **passed, **blocks}
 
 
 def _zero(engine: EngineConfig, parameters: int, *, trained: bool) -> dict[str, Any]:
@@ -58,7 +69,7 @@ def _zero(engine: EngineConfig, parameters: int, *, trained: bool) -> dict[str, 
     bucket = min(parameters + parameters % 2, 500_000_000)
     zero: dict[str, Any] = {
         "stage": engine.sharding,
-        "overlap_comm": False,
+        "overlap_comm": engine.overlap_comm,
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
     }
@@ -67,4 +78,6 @@ def _zero(engine: EngineConfig, parameters: int, *, trained: bool) -> dict[str, 
         zero["offload_optimizer"] = in_host_memory
     if engine.offload_parameters:
         zero["offload_param"] = in_host_memory
+    if engine.hpz_partition_size is not None:
+        zero["zero_hpz_partition_size"] = engine.hpz_partition_size
     return zero

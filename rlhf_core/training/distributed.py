@@ -32,10 +32,12 @@ def host_store(host: str, port: int = 0) -> TCPStore:
         )
 
 
-def join_group(*, rank: int, size: int, address: str = "", sequence: int = 1, tensor: int = 1) -> Mesh:
+def join_group(
+    *, rank: int, size: int, address: str = "", sequence: int = 1, tensor: int = 1, timeout: timedelta = TIMEOUT
+) -> Mesh:
     """Join the process group of `size` ranks whose store is at `address` (host:port; unused for one rank).
 
-    sequence, tensor: sizes of the mesh; a replica has sequence * tensor ranks.
+    sequence, tensor: sizes of the mesh; a replica has sequence * tensor ranks. timeout: of a collective operation.
 
     The backend is gloo on CPUs and NCCL on GPUs. Every rank is a process that sees at most one GPU. Joining again as
     the same rank is a no-op; as another one it raises RuntimeError. The process leaves the group at exit.
@@ -63,10 +65,10 @@ def join_group(*, rank: int, size: int, address: str = "", sequence: int = 1, te
     if size > 1:
         host, _, port = address.rpartition(":")
         store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=TIMEOUT)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     # gloo's threads occasionally abort a finished process if they outlive the interpreter.
     atexit.register(_leave_group)
-    return join_mesh(sequence=sequence, tensor=tensor, timeout=TIMEOUT)
+    return join_mesh(sequence=sequence, tensor=tensor, timeout=timeout)
 
 
 def _leave_group() -> None:

@@ -88,10 +88,18 @@ class Muon(torch.optim.AdamW):
     """
 
     def __init__(
-        self, groups: list[dict[str, Any]], config: MuonConfig, *, betas: tuple[float, float], dtype: torch.dtype
+        self,
+        groups: list[dict[str, Any]],
+        config: MuonConfig,
+        *,
+        betas: tuple[float, float],
+        epsilon: float = 1e-8,
+        dtype: torch.dtype,
     ) -> None:
-        """groups: with `muon`, `index`, `lr` and `weight_decay`. dtype: of the Newton-Schulz iterations."""
-        super().__init__(groups, betas=betas)
+        """groups: with `muon`, `index`, `lr` and `weight_decay`. betas, epsilon: of AdamW. dtype: of the Newton-Schulz
+        iterations.
+        """
+        super().__init__(groups, betas=betas, eps=epsilon)
         self.layouts: Mapping[int, Layout] = {}
         self._config = config
         self._dtype = dtype

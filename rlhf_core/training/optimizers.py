@@ -48,9 +48,11 @@ def build_optimizer(model: nn.Module, engine: EngineConfig, config: OptimizerCon
     if config.name == "muon":
         settings = config.muon or MuonConfig()
         dtype = torch_dtype(engine.dtype)  # as all matrix products of this engine
-        return Muon(muon_groups(model, config, settings), settings, betas=config.betas, dtype=dtype)
+        groups = muon_groups(model, config, settings)
+        return Muon(groups, settings, betas=config.betas, epsilon=config.epsilon, dtype=dtype)
     # Fused: one pass over the weights, on all cores if they are in host memory.
-    return torch.optim.AdamW(parameter_groups(model, config), betas=config.betas, fused=True)
+    groups = parameter_groups(model, config)
+    return torch.optim.AdamW(groups, betas=config.betas, eps=config.epsilon, fused=True)
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:

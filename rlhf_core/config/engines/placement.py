@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config
-from rlhf_core.config.numbers import CPUs, Processes, Threads, WorkerGPUs
+from rlhf_core.config.numbers import CPUs, Minutes, Processes, Threads, WorkerGPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,10 @@ class Placement(Config):
     cpus_per_worker: CPUs = Field(default=1.0, description="CPUs that Ray reserves")
     gpus_per_worker: WorkerGPUs = Field(default=0.0, description="GPUs that Ray reserves")
     threads: Threads = Field(default=0, description="torch threads of each worker; 0: as many as the reserved CPUs")
+    timeout_minutes: Minutes = Field(
+        default=30.0,
+        description="minutes that a worker waits for the others in a collective operation, before it fails",
+    )
 
     @model_validator(mode="after")
     def _gpus_are_their_own(self) -> Placement:

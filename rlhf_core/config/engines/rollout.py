@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, operational, since_default
+from rlhf_core.config.engines.passed import PassedToVllm
 from rlhf_core.config.engines.placement import Reservation, of_each
 from rlhf_core.config.numbers import (
     HIGHEST_TEMPERATURE,
@@ -172,6 +173,7 @@ class VllmEngineConfig(RolloutEngineConfig):
         "that the engine has packed, sampled again each time (only engines on CPU pack weights)",
     )
     compiled: bool = operational(False, description="compile and capture graphs; slower start, faster decoding")
+    vllm: PassedToVllm = since_default({}, description="further arguments of vLLM's engine, by its own names")
 
     @model_validator(mode="after")
     def _engines_have_their_gpus(self) -> VllmEngineConfig:

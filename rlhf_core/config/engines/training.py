@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, Dtype, operational, since_default
+from rlhf_core.config.engines.passed import PassedToDeepSpeed
 from rlhf_core.config.engines.placement import Placement
-from rlhf_core.config.numbers import MicroBatchTokens, no_bool, no_number
+from rlhf_core.config.numbers import MicroBatchTokens, PartitionSize, no_bool, no_number
 
 GradientCheckpointing = Annotated[Literal[False, True, "selective"], BeforeValidator(no_number)]
 
@@ -32,6 +33,14 @@ class EngineConfig(Config):
     offload_parameters: bool = operational(
         False, description="keep the weights in main memory too, except those of the current layer; needs zero_stage 3"
     )
+    overlap_comm: bool = operational(
+        False, description="reduce gradients while the backward pass goes on; needs sharding by zero_stage 2 or 3"
+    )
+    hpz_partition_size: PartitionSize | None = operational(
+        None,
+        description="ranks, neighbours such as those of a node, that share a second copy of the weights, from which "
+        "the backward pass gathers them (hpZ of ZeRO++, arXiv:2306.10209); needs zero_stage 3",
+    )
     gradient_checkpointing: GradientCheckpointing = operational(
         False,
         description="recompute activations instead of keeping them; selective: except the results of matrix products "
@@ -46,6 +55,7 @@ class EngineConfig(Config):
     tokens_per_micro_batch: MicroBatchTokens | None = operational(
         None, description=f"packed tokens of one forward; none: {_TOKENS_ON_GPU} on GPUs, {_TOKENS_ON_CPU} on CPUs"
     )
+    deepspeed: PassedToDeepSpeed = since_default({}, description="further settings of DeepSpeed, by its own names")
 
     def micro_batch_tokens(self, placement: Placement) -> int:
         """Return the packed tokens of one forward on workers of this placement."""
@@ -90,4 +100,13 @@ class EngineConfig(Config):
             raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3; set one of them")
         if self.offload_parameters and self.zero_stage != 3:
             raise ValueError("offload_parameters needs zero_stage 3; set it, or leave the weights where they are")
+        return self
+
+    @model_validator(mode="after")
+    def _has_what_zero_needs(self) -> EngineConfig:
+        if self.overlap_comm and self.sharding < 2:
+            raise ValueError("overlap_comm needs zero_stage 2 or 3, which reduce gradients during the backward pass; "
+                             "set one of them")  # fmt: skip
+        if self.hpz_partition_size is not None and self.zero_stage != 3:
+            raise ValueError("hpz_partition_size needs zero_stage 3, which shards the weights; set it")
         return self

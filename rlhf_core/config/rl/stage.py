@@ -143,6 +143,9 @@ class RLConfig(RLSettings):
         on_ranks = [engine for role, engine in self.engines_by_role().items() if role not in self.own_placements]
         if any(engine.offload_parameters for engine in on_ranks):
             raise ValueError("hybrid: engine.offload_parameters keeps the weights in host memory already; leave it out")
+        if any(engine.hpz_partition_size is not None for engine in on_ranks):
+            raise ValueError("hybrid: engine.hpz_partition_size would leave its copy of the weights on the device that "
+                             "the engine is lent; leave it out")  # fmt: skip
         return self
 
     @model_validator(mode="after")

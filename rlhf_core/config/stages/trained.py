@@ -7,10 +7,11 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, Dtype, Reads, Role, operational
+from rlhf_core.config.base import Config, Dtype, Reads, Role, operational, since_default
 from rlhf_core.config.engines.placement import Placement, Reservation
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import (
+    AdamEpsilon,
     BatchSize,
     Beta,
     Coefficient,
@@ -60,14 +61,17 @@ class OptimizerConfig(Config):
     betas: tuple[Beta, Beta] = Field(
         default=(0.9, 0.95), description="decay of the mean and of the square of the gradient"
     )
+    epsilon: AdamEpsilon = since_default(
+        1e-8, description="added to the root of AdamW's mean square, by which an update is divided"
+    )
     weight_decay: WeightDecay = Field(default=0.0, description="decoupled weight decay")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="cosine", description="schedule of the learning rate after the warm-up"
     )
     warmup_share: Share = Field(default=0.05, description="share of the steps with a rate rising from zero")
     final_learning_rate_share: Share = Field(default=0.1, description="final rate, as a share of the maximum")
-    max_gradient_norm: GradientNorm = Field(
-        default=1.0, description="maximum norm of the gradient, to which longer ones are scaled down"
+    max_gradient_norm: GradientNorm | None = Field(
+        default=1.0, description="maximum norm of the gradient, to which longer ones are scaled down; none: never"
     )
     max_skipped_updates: Steps = operational(
         3, description="number of consecutive updates skipped for a non-finite gradient that ends the run"
@@ -106,10 +110,15 @@ class LoraConfig(Config):
 
 
 def require_devices(engine: EngineConfig, placement: Placement) -> None:
-    """Raise ValueError if the workers' devices cannot run the engine."""
+    """Raise ValueError if the workers, or their devices, cannot run the engine."""
     if engine.attention == "flash_attention_2" and placement.gpus_per_worker == 0:
         raise ValueError(
             "engine.attention flash_attention_2 needs a GPU, but placement.gpus_per_worker is 0; set 1, or use sdpa"
+        )
+    if engine.hpz_partition_size is not None and placement.workers % engine.hpz_partition_size:
+        raise ValueError(
+            f"engine.hpz_partition_size is {engine.hpz_partition_size}, which does not divide placement.workers="
+            f"{placement.workers}; set it to the workers of a node, or leave it out"
         )
 
 

@@ -18,6 +18,7 @@ from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.vllm.checks import cpu_cache_bytes, problems_on_cpu, split_problems
 from rlhf_core.rollout.vllm.environment import set_vllm_environment
+from rlhf_core.rollout.vllm.passed import passed_arguments
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM has kernels; the last is the maximum in recipes
 _WORKER = "rlhf_core.rollout.vllm.worker.PublishedWeights"
@@ -79,7 +80,7 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
             "max_lora_rank": next(rank for rank in LORA_RANKS if settings.lora.rank <= rank),
             "lora_target_modules": _lora_modules(settings.lora, folder),
         }
-    return arguments
+    return arguments | (passed_arguments(config.vllm) if config.vllm else {})
 
 
 def _check_length(max_length: int, model: dict[str, Any]) -> None:

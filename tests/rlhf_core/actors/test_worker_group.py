@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 
 import pytest
 import torch
@@ -37,6 +38,11 @@ class Worker:
     def identity(self) -> tuple[int, int, int, str]:
         return self.rank, dist.get_world_size(), torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
 
+    def timeout(self) -> timedelta:
+        assert dist.group.WORLD is not None
+        found: timedelta = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+        return found
+
     def add(self, shard: int, extra: int) -> int:
         total = torch.tensor(shard + extra + self.offset)
         dist.all_reduce(total)
@@ -65,7 +71,7 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def group(ray_cluster: None) -> Iterator[RayWorkerGroup[Worker]]:
-    started = RayWorkerGroup(Placement(workers=2, cpus_per_worker=0.5, threads=3), Worker, 100)
+    started = RayWorkerGroup(Placement(workers=2, cpus_per_worker=0.5, threads=3, timeout_minutes=7), Worker, 100)
     yield started
     started.shutdown()
 
@@ -73,6 +79,10 @@ def group(ray_cluster: None) -> Iterator[RayWorkerGroup[Worker]]:
 def test_each_rank_knows_its_place_and_its_threads(group: RayWorkerGroup[Worker]) -> None:
     assert group.size == 2
     assert group.call(Worker.identity) == [(0, 2, 3, "3"), (1, 2, 3, "3")]
+
+
+def test_a_collective_operation_has_the_timeout_of_the_placement(group: RayWorkerGroup[Worker]) -> None:
+    assert group.call(Worker.timeout) == [timedelta(minutes=7)] * 2
 
 
 def test_scatter_gives_each_rank_its_shard_and_all_the_rest(group: RayWorkerGroup[Worker]) -> None:

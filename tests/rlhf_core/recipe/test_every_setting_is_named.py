@@ -25,7 +25,7 @@ from tests.rlhf_core.recipe_text import RECIPE
 Place = tuple[tuple[str, dict[str, Any]], ...]  # keys from the outermost, each with what else its mapping needs
 UNKNOWN = "xyzzy"
 NOTHING_TAKES = {"zzz": [{"zz": 1}]}
-ANY_MAPPING = ("options", "parameters")  # of functions and models
+ANY_MAPPING = ("options", "parameters", "deepspeed", "vllm")  # of functions, models and libraries
 ALGORITHM_OF = {entry.block: name for name, entry in ALGORITHMS.items()}
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
+from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.stages.trained import OptimizerConfig
-from rlhf_core.training.optimizers import learning_rate, parameter_groups
+from rlhf_core.training.optimizers import build_optimizer, learning_rate, parameter_groups
 
 pytestmark = pytest.mark.parts
 
@@ -55,3 +57,17 @@ def test_matrices_decay_and_vectors_do_not() -> None:
 def test_a_frozen_model_cannot_be_trained() -> None:
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         parameter_groups(nn.Linear(1, 1).requires_grad_(False), OptimizerConfig(learning_rate=1.0))
+
+
+@pytest.mark.parametrize("epsilon", [1e-8, 0.5])
+def test_an_update_is_divided_by_the_root_and_epsilon(epsilon: float) -> None:
+    """The first step of AdamW: both means are those of one gradient, 3, whatever the betas are."""
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(2.0)
+    config = OptimizerConfig(learning_rate=0.1, epsilon=epsilon)
+    optimizer = build_optimizer(model, EngineConfig(), config)
+    optimizer.param_groups[0]["lr"] = 0.1
+    model.weight.grad = torch.full((1, 1), 3.0)
+    optimizer.step()
+    assert model.weight.item() == pytest.approx(2 - 0.1 * 3 / (3 + epsilon))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -127,6 +128,26 @@ def test_muon_takes_the_reference_steps(folder: Path, answers: Answers, stage: i
     found = of(answers, f"muon {stage}")
     for name, wanted in reference_steps(folder / "dense", 3).items():
         torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "reached"),
+    [
+        ("overlapping 2", {"overlap_comm": True, "hpz": 1}),
+        ("overlapping 3", {"overlap_comm": True, "hpz": 1}),
+        ("partitioned 3", {"overlap_comm": False, "hpz": 2}),
+        ("resumed 3", {"overlap_comm": False, "hpz": 2}),
+    ],
+)
+def test_how_ranks_communicate_changes_no_bit(answers: Answers, name: str, reached: dict[str, Any]) -> None:
+    """Also after a resume, and with other weights in place of the trained ones."""
+    plain = of(answers, f"communication plain {name[-1]}")
+    for key, found in of(answers, f"communication {name}").items():
+        assert torch.equal(found, plain[key]), key
+    for numbers in answers[0]:
+        assert numbers[f"communication {name}"]["reached"] == reached
+        computed = numbers[f"communication {name}"]["computed"]
+        assert computed == numbers[f"communication plain {name[-1]}"]["computed"]
 
 
 @pytest.mark.parametrize("what", ["optimizer", "everything"])

@@ -5,6 +5,7 @@ FOLDER holds the models `dense` and `experts`; each rank leaves its answers ther
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,35 @@ def offload(rank: int, folder: Path) -> Iterator[Answer]:
         for _ in range(2):
             found = engine.step(share(rank, 6), loss)
         yield f"offload {name}", over_steps([found]), weights_of(engine)
+
+
+def communication(rank: int, folder: Path) -> Iterator[Answer]:
+    engines = {
+        name: build(folder / "dense", dtype="bfloat16", **settings)
+        for name, settings in {
+            "plain 2": {"zero_stage": 2},
+            "overlapping 2": {"zero_stage": 2, "overlap_comm": True},
+            "plain 3": {"zero_stage": 3},
+            "overlapping 3": {"zero_stage": 3, "overlap_comm": True},
+            "partitioned 3": {"zero_stage": 3, "hpz_partition_size": 2},
+            "resumed 3": {"zero_stage": 3, "hpz_partition_size": 2},
+        }.items()
+    }
+    resumed = engines.pop("resumed 3")
+    resumed.forward(share(rank, 6), lambda model, part: model(part)[0])  # makes copies of weights that will be old
+    for name, engine in engines.items():
+        engine.step(share(rank, 6), loss)
+        if name == "partitioned 3":
+            resumed.load_state(copy.deepcopy(engine.state()))
+    for name, engine in {**engines, "resumed 3": resumed}.items():
+        last = engine.step(share(rank, 6), loss)
+        other = {key: 1.5 * weight for key, weight in engine.master_weights()}
+        with engine.replaced(other if rank == 0 else None):
+            (replaced,) = engine.forward([batch()], lambda model, part: model(part)[0].sum())
+        zero = engine._engine._config.zero_config
+        numbers = {"loss": last.means["loss"], "replaced": float(replaced)}
+        reached = {"overlap_comm": zero.overlap_comm, "hpz": zero.zero_hpz_partition_size}
+        yield f"communication {name}", {"computed": numbers, "reached": reached}, weights_of(engine)
 
 
 def experts(rank: int, folder: Path) -> Iterator[Answer]:
@@ -274,7 +304,7 @@ def main(rank: int, address: str, folder: Path) -> None:
     torch.set_num_threads(1)
     join_group(rank=rank, size=2, address=address)
     scenarios = (
-        metrics, gradients, skipping, muon, offload, experts, rows, dropout, validation, distillation, supervised,
-        images,
+        metrics, gradients, skipping, muon, offload, communication, experts, rows, dropout, validation, distillation,
+        supervised, images,
     )  # fmt: skip
     write_answers(rank, folder, (answer for scenario in scenarios for answer in scenario(rank, folder)))

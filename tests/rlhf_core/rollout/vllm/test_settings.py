@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_core.config.engines.passed import VLLM
 from rlhf_core.config.engines.rollout import VllmEngineConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout import child_engine
 from rlhf_core.rollout.child_engine import ChildEngine
@@ -19,6 +21,7 @@ from rlhf_core.rollout.vllm.checks import (
     problems_on_cpu,
     split_problems,
 )
+from rlhf_core.rollout.vllm.passed import problems
 from tests.rlhf_core.rollout.models import make_model, requests
 
 pytestmark = pytest.mark.parts
@@ -51,6 +54,24 @@ def vllms_vocabulary_padding() -> int:
 def number_of_blocks(number: int) -> int:
     """Of an engine's cache. In its process."""
     return int(child_engine._engines[number]._llm.llm_engine.vllm_config.cache_config.num_gpu_blocks)
+
+
+def vllms_arguments() -> list[str]:
+    from vllm.engine.arg_utils import EngineArgs
+
+    return list(EngineArgs.__dataclass_fields__)
+
+
+def our_arguments(folder: str, settings: EngineSettings) -> list[str]:
+    from rlhf_core.rollout.vllm.settings import engine_arguments
+
+    return list(engine_arguments(Path(folder), json.loads((Path(folder) / "config.json").read_text()), settings))
+
+
+def in_effect(number: int) -> tuple[int, int]:
+    """Of an engine: tokens of a block of its cache, and of a forward. In its process."""
+    config = child_engine._engines[number]._llm.llm_engine.vllm_config
+    return config.cache_config.block_size, config.scheduler_config.max_num_batched_tokens
 
 
 def test_what_is_known_of_vllm_is_vllms(engine_process: ChildProcess) -> None:
@@ -117,3 +138,46 @@ def test_every_gpu_of_an_engine_has_an_equal_part(settings: dict[str, object], r
     assert said == (
         [] if part is None else [f"rollout.tensor_parallel_size={ranks} does not divide the model's {part}"]
     )
+
+
+def test_vllm_knows_each_refused_name_and_all_of_ours_are_refused(engine_process: ChildProcess, tmp_path: Path) -> None:
+    assert set(VLLM.refused) - set(engine_process.call(vllms_arguments)) == set()
+    make_model(tmp_path, tied=True)
+    ours: set[str] = set()
+    for lora in (None, LoraConfig(rank=2)):
+        settings = EngineSettings(VllmEngineConfig(max_length=64), "float32", seed=0, lora=lora)
+        ours |= set(engine_process.call(our_arguments, str(tmp_path), settings))
+    assert ours - set(VLLM.refused) == {"max_num_batched_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"block_size": 16, "attention_config": {"flash_attn_version": 2}, "scheduling_policy": "priority"}, {}),
+        ({"block_sise": 16}, {"block_sise": "vLLM has no such setting, did you mean `block_size`?"}),
+        ({"_api_process_count": 2}, {"_api_process_count": "vLLM has no such setting"}),
+        ({"block_size": "16", "watermark": "low"}, {"block_size": "a valid integer", "watermark": "a valid number"}),
+        ({"scheduling_policy": "lifo"}, {"scheduling_policy": "Input should be 'fcfs' or 'priority'"}),
+        ({"compilation_config": {"moode": 3}}, {"compilation_config.moode": "vLLM has no such setting"}),
+    ],
+)
+def test_vllm_says_what_it_does_not_know(
+    engine_process: ChildProcess, settings: dict[str, object], wrong: dict[str, str]
+) -> None:
+    found = dict(engine_process.call(problems, settings))
+    assert found.keys() == wrong.keys()
+    for name, problem in wrong.items():
+        assert problem in found[name]
+
+
+def test_passed_settings_reach_the_engine_and_a_wrong_one_ends_its_start(
+    engine_process: ChildProcess, tmp_path: Path
+) -> None:
+    make_model(tmp_path, tied=True)
+    config = VllmEngineConfig(max_length=64, vllm={"block_size": 64, "max_num_batched_tokens": 512})
+    engine = ChildEngine(engine_process, tmp_path, EngineSettings(config, "float32", seed=0))
+    assert engine_process.call(in_effect, engine._number) == (64, 512)
+    engine.shutdown()
+    wrong = VllmEngineConfig(max_length=64, vllm={"block_sise": 64})
+    with pytest.raises(ValueError, match=r"rollout\.vllm\.block_sise: vLLM has no such setting"):
+        ChildEngine(engine_process, tmp_path, EngineSettings(wrong, "float32", seed=0))
