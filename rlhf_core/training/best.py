@@ -64,5 +64,6 @@ class KeptWeights:
         return RankState(own=dict(self.tensors))
 
     def load_state(self, state: RankState) -> None:
-        # Loaded tensors are views of the mapped file, which they would keep open.
-        self.tensors = {name: tensor.clone() for name, tensor in state.own.items()}
+        if dist.get_rank() == 0:
+            # Loaded tensors are views of the mapped file, which they would keep open.
+            self.tensors = {name: tensor.clone() for name, tensor in state.own.items()}

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile, Checkpoints
 from rlhf_core.config.stages.checkpoint import CheckpointConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.errors import IntegrityError, StageError
+from rlhf_core.errors import IntegrityError
 from rlhf_core.tracking.protocol import METRICS_FILE
 from rlhf_core.training.background import Background
 from rlhf_core.training.group import WorkerGroup
@@ -68,19 +68,6 @@ class Checkpointing:
 
     def _restore(self, checkpoint: Checkpoint) -> str:
         """Restore `checkpoint`; returns an empty string, or its damage if it was not restored."""
-        if checkpoint.ranks != self._workers.size:
-            raise StageError(
-                f"the newest checkpoint, of step {checkpoint.step}, is of {checkpoint.ranks} workers, each with a "
-                f"part of it, and this run has {self._workers.size}: set placement.workers to {checkpoint.ranks}, or "
-                "checkpoint.resume to false to start from scratch"
-            )
-        replicas = checkpoint.replicas or checkpoint.ranks
-        if replicas != self._workers.replicas:
-            raise StageError(
-                f"the newest checkpoint, of step {checkpoint.step}, is of {replicas} replicas of the model on "
-                f"{checkpoint.ranks} workers, and this run has {self._workers.replicas}: set the parallelism back, or "
-                "checkpoint.resume to false to start from scratch"
-            )
         try:
             driver = json.loads(self._context.checkpoints.read(checkpoint, DRIVER))
             metrics = self._context.checkpoints.read(checkpoint, METRICS_FILE)
@@ -93,6 +80,14 @@ class Checkpointing:
         for part, state in driver.items():
             self._driver[part].load_state_dict(state)
         self._context.restore_log(metrics)
+        replicas = checkpoint.replicas or checkpoint.ranks
+        if (checkpoint.ranks, replicas) != (self._workers.size, self._workers.replicas):
+            print(
+                f"the checkpoint is of {checkpoint.ranks} workers with {replicas} replicas of the model, and this run "
+                f"has {self._workers.size} with {self._workers.replicas}: weights, optimizer state and the order of "
+                "the data continue, and the next steps are equal to rounding",
+                flush=True,
+            )
         return ""
 
     def steps_left(self, step: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
 
@@ -217,7 +217,7 @@ class DeepSpeedEngine:
         everything; without ZeRO, everything is equal on all ranks.
         """
         live = self._state.live()
-        return RankState({_COUNTERS: torch.tensor(astuple(self.counters)), **live.shared}, live.own)
+        return replace(live, shared={_COUNTERS: torch.tensor(astuple(self.counters)), **live.shared})
 
     def load_state(self, state: RankState) -> None:
         saved = {**state.shared, **state.own}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlhf_core.training.state import RankState, copy_into
+from rlhf_core.training.deepspeed_layouts import cut_in_flat_parts, cut_together
+from rlhf_core.training.state import Layout, Piece, RankState, copy_into
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +44,56 @@ class DeepSpeedState:
             for i, parameter in enumerate(self._optimized())
             for name, value in self._optimizer.state.get(parameter, {}).items()
         }
+        layout = self._layout()
         if not self._is_sharded:
-            return RankState(shared=weights | optimizer)
+            return RankState(shared=weights | optimizer, layout=layout)
         masters = {f"master.{i}": parameter.data for i, parameter in enumerate(self._optimized())}
-        if any(map(_is_partitioned, module.parameters())):
-            return RankState(own=weights | masters | optimizer)
-        return RankState(shared=weights, own=masters | optimizer)
+        if self._is_partitioned:
+            return RankState(own=weights | masters | optimizer, layout=layout)
+        return RankState(shared=weights, own=masters | optimizer, layout=layout)
+
+    def _layout(self) -> Layout:
+        trained = {name: parameter for name, parameter in self._module.named_parameters() if parameter.requires_grad}
+        layout: dict[str, list[Piece]] = {}
+        for name, parameter in trained.items():
+            whole = Piece(name, 0, 0, parameter.numel())
+            layout[f"weight.{name}"] = [cut_in_flat_parts(name, parameter) if self._is_partitioned else whole]
+        for i, pieces in enumerate(self._optimized_pieces({id(p): name for name, p in trained.items()})):
+            layout[f"optimizer.{i}"] = pieces
+            if self._is_sharded:
+                layout[f"master.{i}"] = pieces
+        return layout
+
+    def _optimized_pieces(self, names: Mapping[int, str]) -> Iterator[list[Piece]]:
+        """Yield the pieces of parameters in each of `_optimized`. names: of parameters, by `id`."""
+        if not self._is_sharded:
+            for parameter in self._optimized():
+                yield [Piece(names[id(parameter)], 0, 0, parameter.numel())]
+        elif self._is_partitioned:
+            for group in self._zero.fp16_groups:
+                at, pieces = 0, []
+                for parameter in group:
+                    pieces.append(replace(cut_in_flat_parts(names[id(parameter)], parameter), at=at))
+                    at += parameter.partition_numel()
+                yield pieces
+        else:
+            for i, group in enumerate(self._zero.round_robin_bit16_groups):
+                rank = dist.get_rank(self._zero.real_dp_process_group[i])
+                named = [(names[id(parameter)], parameter) for parameter in group]
+                yield cut_together(named, self._zero.round_robin_bit16_offsets[i], rank, self._zero.partition_size[i])
 
     @property
     def _is_sharded(self) -> bool:
         return self._zero is not self._optimizer
 
+    @property
+    def _is_partitioned(self) -> bool:
+        """True under ZeRO 3, which cuts the weights too."""
+        return any(map(_is_partitioned, self._module.parameters()))
+
     def _optimized(self) -> list[Tensor]:
         """Return the optimizer's parameters: the weights, or this rank's partitions of the master weights."""
-        if any(map(_is_partitioned, self._module.parameters())):
+        if self._is_partitioned:
             # Under ZeRO 3, the optimizer's groups contain each of these only during its step.
             return list(self._zero.fp32_partitioned_groups_flat)
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ from torch import Tensor
 
 from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile
 from rlhf_core.contract import StageContext
-from rlhf_core.errors import IntegrityError
+from rlhf_core.errors import IntegrityError, StageError
 from rlhf_core.mesh import current_mesh
 from rlhf_core.training.group import host_memory_only
 from rlhf_core.training.randomness import load_random_state, random_state
-from rlhf_core.training.state import RankState, Stateful
+from rlhf_core.training.redivision import layout_json, layout_of, read_layout, redivided, same_weights, without_layout
+from rlhf_core.training.state import Layout, RankState, Stateful
 
-SHARED = "shared.safetensors"  # state that is equal on all ranks, written by rank 0
+_TENSORS = ".safetensors"
+SHARED = f"shared{_TENSORS}"  # state that is equal on all ranks, written by rank 0
 
 
 class HostCopy:
@@ -86,14 +88,10 @@ class SnapshotWorker(ABC):
     @host_memory_only
     def copy_state(self) -> None:
         """Copy the state to host memory. Training may continue as soon as this returns."""
-        shared: dict[str, Tensor] = {}
-        own = {f"random.{name}": tensor for name, tensor in random_state().items()}
-        for part, stateful in self.parts().items():
-            state = stateful.state()
-            shared |= {f"{part}.{name}": tensor for name, tensor in state.shared.items()}
-            own |= {f"{part}.{name}": tensor for name, tensor in state.own.items()}
-        keeps_shared = self._rank == 0
-        self._copied = RankState(self._shared.take(shared) if keeps_shared else {}, self._own.take(own))
+        state = self._state()
+        random = {f"random.{name}": tensor for name, tensor in random_state().items()}
+        shared = self._shared.take(state.shared) if self._rank == 0 else {}
+        self._copied = RankState(shared, self._own.take({**state.own, **random}), state.layout)
 
     @host_memory_only
     def write_state(self, name: str) -> list[CheckpointFile]:
@@ -109,33 +107,82 @@ class SnapshotWorker(ABC):
                 entries.append(self._context.checkpoints.add(name, file, path))
             finally:
                 path.unlink(missing_ok=True)
+            layout = layout_json(layout_of(tensors, self._copied.layout))
+            entries.append(self._context.checkpoints.add(name, _layout_file(file), layout))
         return entries
 
     @host_memory_only
     def fetch_state(self, checkpoint: Checkpoint) -> str:
         """Download this rank's part of `checkpoint` without loading it. Returns its damage, or an empty string."""
-        loaded = []
-        for file in (SHARED, _own_file(self._rank)):
-            path = self._context.workdir / f"restoring-{self._rank}-{file}"
-            try:
-                self._context.checkpoints.fetch(checkpoint, file, path)
-            except IntegrityError as error:
-                return str(error)
-            loaded.append(load_file(path))
-            path.unlink()
-        self._fetched = RankState(*loaded)
+        folder = self._context.workdir / f"restoring-{self._rank}"
+        folder.mkdir()
+        try:
+            self._fetched = self._fetch(checkpoint, folder)
+        except IntegrityError as error:
+            return str(error)
+        finally:
+            shutil.rmtree(folder)  # loaded tensors keep the files that they are in
         return ""
+
+    def _fetch(self, checkpoint: Checkpoint, folder: Path) -> RankState:
+        def fetch(file: str) -> Path:
+            path = folder / file
+            if not path.exists():
+                self._context.checkpoints.fetch(checkpoint, file, path)
+            return path
+
+        live, own = self._state(), _own_file(self._rank)
+        if checkpoint.ranks == current_mesh().size:
+            saved = self._layouts(checkpoint, [SHARED, own])
+            if not saved or same_weights({**saved[SHARED], **saved[own]}, live.layout):
+                return RankState(load_file(fetch(SHARED)), load_file(fetch(own)))
+        saved = self._layouts(checkpoint, [SHARED, *map(_own_file, range(checkpoint.ranks))])
+        if not saved:
+            raise StageError(
+                f"the newest checkpoint, of step {checkpoint.step}, is of {checkpoint.ranks} workers and of an earlier "
+                f"version, which only as many can resume: set placement.workers to {checkpoint.ranks}, or "
+                "checkpoint.resume to false to start from scratch"
+            )
+        tensors = redivided({**live.shared, **live.own}, live.layout, saved, fetch)
+        shared = without_layout(fetch(SHARED), saved[SHARED])
+        if self._rank < checkpoint.ranks:
+            return RankState(shared, {**without_layout(fetch(own), saved[own]), **tensors})
+        others = without_layout(fetch(first := _own_file(0)), saved[first])
+        # A new rank draws the random numbers that it was seeded for.
+        others = {name: tensor for name, tensor in others.items() if not name.startswith("random.")}
+        return RankState(shared, {**others, **tensors})
+
+    def _layouts(self, checkpoint: Checkpoint, files: Sequence[str]) -> dict[str, Layout]:
+        """Return the layout of each of `files`; none if the checkpoint is of an earlier version."""
+        if _layout_file(SHARED) not in {entry.path for entry in checkpoint.files}:
+            return {}
+        return {file: read_layout(self._context.checkpoints.read(checkpoint, _layout_file(file))) for file in files}
+
+    def _state(self) -> RankState:
+        """Return the state of all parts, each name below that of its part."""
+        joined = RankState()
+        for part, stateful in self.parts().items():
+            state = stateful.state()
+            joined.shared.update({f"{part}.{name}": tensor for name, tensor in state.shared.items()})
+            joined.own.update({f"{part}.{name}": tensor for name, tensor in state.own.items()})
+            joined.layout.update({f"{part}.{name}": pieces for name, pieces in state.layout.items()})
+        return joined
 
     def restore_state(self) -> None:
         """Load the state downloaded by `fetch_state`. Raises StageError if it does not fit this run."""
         fetched, self._fetched = self._fetched, RankState()
         for part, stateful in self.parts().items():
             stateful.load_state(RankState(_below(part, fetched.shared), _below(part, fetched.own)))
-        load_random_state(_below("random", fetched.own))
+        if random := _below("random", fetched.own):
+            load_random_state(random)
 
 
 def _own_file(rank: int) -> str:
-    return f"rank{rank}.safetensors"
+    return f"rank{rank}{_TENSORS}"
+
+
+def _layout_file(file: str) -> str:
+    return f"{file.removesuffix(_TENSORS)}.layout.json"
 
 
 def _below(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

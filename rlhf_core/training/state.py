@@ -6,7 +6,7 @@ views and buckets stay valid. Frozen weights, such as the base of a LoRA model, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,12 +16,30 @@ from torch import Tensor
 from rlhf_core.errors import StageError
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements of a flattened parameter, and where a flattened tensor has them."""
+
+    parameter: str
+    start: int  # the first, in the parameter
+    at: int  # its place in the tensor
+    length: int
+
+
+# The pieces of parameters in a tensor by its name; those in all tensors `optimizer.3.…` by `optimizer.3`.
+Layout = Mapping[str, Sequence[Piece]]
+
+
 @dataclass(frozen=True)
 class RankState:
-    """Tensors of one rank by name. `shared`: equal on all ranks, so only rank 0's are saved."""
+    """Tensors of one rank by name. `shared`: equal on all ranks, so only rank 0's are saved.
+
+    layout: of the tensors that are made of parameters, so that other numbers of ranks can resume from them.
+    """
 
     shared: dict[str, Tensor] = field(default_factory=dict)
     own: dict[str, Tensor] = field(default_factory=dict)
+    layout: dict[str, Sequence[Piece]] = field(default_factory=dict)
 
 
 class Stateful(Protocol):
