@@ -182,6 +182,13 @@ def operational(default: Any = ..., **constraints: Any) -> Any:
     return Field(default, json_schema_extra={"operational": True}, **constraints)
 
 
+def formerly_keyed(default: Any, **constraints: Any) -> Any:
+    """Return an operational field that keys once included: all of them now have its default there, so that earlier
+    results at the default are found.
+    """
+    return Field(default, json_schema_extra={"operational": True, "formerly_keyed": True}, **constraints)
+
+
 def since_default(default: Any, **constraints: Any) -> Any:
     """Return a field added after its stage's first release: at `default`, the earlier behaviour, it is left out of the
     stage key.
@@ -207,12 +214,14 @@ def is_operational(config: type[Config], name: str) -> bool:
 
 def result_settings(config: Config) -> dict[str, Any]:
     """Return the settings of `config` that can change a result, as JSON values: the content of a stage key."""
-    dumped = config.model_dump(mode="json")
-    return {
-        name: _result_value(value, dumped[name])
-        for name, value in config.used_settings()
-        if not is_operational(type(config), name) or _is_reserved(type(config), name, value)
-    }
+    dumped, settings = config.model_dump(mode="json"), {}
+    for name, value in config.used_settings():
+        field = type(config).model_fields.get(name)
+        if field is not None and _is_marked(field, "formerly_keyed"):
+            settings[name] = field.default
+        elif not is_operational(type(config), name) or _is_reserved(type(config), name, value):
+            settings[name] = _result_value(value, dumped[name])
+    return settings
 
 
 def _is_reserved(config: type[Config], name: str, value: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rlhf_core.config.base import Config, Dtype, operational, since_default
+from rlhf_core.config.base import Config, Dtype, formerly_keyed, operational, since_default
 from rlhf_core.config.engines.passed import PassedToDeepSpeed
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.numbers import MicroBatchTokens, PartitionSize, no_bool, no_number
@@ -18,14 +18,16 @@ _TOKENS_ON_CPU = 2048  # more take memory, and were slower where it was measured
 
 
 class EngineConfig(Config):
-    """Settings of DeepSpeed and transformers for a model. Precision and attention change results, sharding rounding."""
+    """Settings of DeepSpeed and transformers for a model. Precision and attention change results, sharding only
+    rounding.
+    """
 
     dtype: Dtype = Field(default="bfloat16", description="dtype of weights and activations; master weights are float32")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
         default="sdpa", description="attention implementation; the last one needs a GPU"
     )
-    zero_stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(no_bool)] = Field(
-        default=2, description="DeepSpeed's sharding over the workers: 1 optimizer, 2 also gradients, 3 also weights"
+    zero_stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(no_bool)] = formerly_keyed(
+        2, description="DeepSpeed's sharding over the workers: 1 optimizer, 2 also gradients, 3 also weights"
     )
     offload_optimizer: bool = operational(
         False, description="keep the optimizer's state in main memory; needs a zero_stage of 1, 2 or 3"

@@ -56,6 +56,14 @@ def test_bfloat16_is_sharded_at_least_as_stage_2(engine: dict[str, Any], stage: 
     assert EngineConfig.model_validate(engine).sharding == stage
 
 
+def test_a_run_may_resume_at_another_stage() -> None:
+    """Its key is that of stage 2, as when the stage was part of it."""
+    keyed = result_settings(EngineConfig())
+    assert keyed["zero_stage"] == 2
+    assert result_settings(EngineConfig(zero_stage=3)) == keyed
+    assert result_settings(EngineConfig(dtype="float32")) != keyed
+
+
 @pytest.mark.parametrize(
     ("engine", "gpus", "tokens"), [({}, 0.0, 2048), ({}, 1.0, 16384), ({"tokens_per_micro_batch": 7}, 1.0, 7)]
 )
