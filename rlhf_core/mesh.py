@@ -18,8 +18,9 @@ Axis = Literal["data", "sequence", "tensor"]
 class Mesh:
     """data x sequence x tensor ranks, and which of them this one is.
 
-    A replica is sequence x tensor ranks. They get the same batches, draw the same random numbers, and count once in
-    sums. They are neighbours: rank = (replica * sequence + place along `sequence`) * tensor + place along `tensor`.
+    A replica is sequence x tensor ranks. They get the same batches, and count once in sums; those that share weights
+    draw the same random numbers. They are neighbours:
+    rank = (replica * sequence + place along `sequence`) * tensor + place along `tensor`.
     """
 
     data: int = 1  # replicas
@@ -38,6 +39,11 @@ class Mesh:
     def replica(self) -> int:
         """The replica that this rank belongs to: its place along `data`."""
         return self.rank // (self.sequence * self.tensor)
+
+    @property
+    def part(self) -> int:
+        """The part of each batch's tokens that this rank has: its place along `sequence`."""
+        return self.rank // self.tensor % self.sequence
 
     def reduce(
         self, values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, *, over: Literal["data", "all"]

@@ -42,7 +42,7 @@ def checkpoint_layers(model: transformers.PreTrainedModel, kind: GradientCheckpo
 
 def _policy(context: object, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
     """Keep results of products and attention; operators that are not torch's own are kernels of libraries, such as
-    flash attention: kept too.
+    flash attention: kept too. Collectives write into a tensor, whose memory they would not fill again.
     """
-    kept = operator in _KEPT or operator.namespace != "aten"
+    kept = operator in _KEPT or operator.namespace not in ("aten", "c10d")
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

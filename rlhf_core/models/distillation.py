@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rlhf_core.models.logprobs import CHUNK_ELEMENTS, Head, by_chunks, log_distribution, target_logprobs
 from rlhf_core.models.packed import CausalModel, PolicyModel
-from rlhf_core.models.shift import at_places
+from rlhf_core.models.sequence_parallel import all_shares
+from rlhf_core.models.shift import predicted_places
 from rlhf_core.types import PackedBatch
 
 
@@ -98,8 +99,8 @@ class StudentModel(PolicyModel):
         with_routing: bool = False,
         taught: Taught | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Run PolicyModel.forward; with `taught`, whose rows are those of the tokens in `only`, the second result is
-        the divergence (N,) float32 from the teacher, and the log-probs are of temperature 1.
+        """Run PolicyModel.forward; with `taught`, whose rows are the `own_rows` of the tokens in `only`, the second
+        result is the divergence (N,) float32 from the teacher, and the log-probs are of temperature 1.
         """
         if taught is None:
             return super().forward(
@@ -110,14 +111,14 @@ class StudentModel(PolicyModel):
             self.head, hidden, batch.input_ids[places], taught, vocabulary=self._vocabulary,
             chunk_elements=self._chunk_elements,
         )  # fmt: skip
-        return at_places(logprobs, places, batch), at_places(divergence, places, batch), routing
+        return self._of_batch(logprobs, places, batch), self._of_batch(divergence, places, batch), routing
 
 
 class TeacherModel(CausalModel):
     """A frozen causal language model whose distributions are computed later, from its hidden states."""
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Return the hidden states (M, d) that predict the M trained tokens, in order."""
+        """Return the hidden states (M, d) that predict the M trained tokens, in order; of these the `own_rows`."""
         return self._predicted(batch, batch.loss_mask)[1]
 
 
@@ -136,4 +137,8 @@ class TopModel(CausalModel):
             return tokens, torch.cat([logprobs, rest], dim=-1)
 
         _, hidden, _ = self._predicted(batch, batch.loss_mask)
-        return by_chunks(top, [hidden], [self.head], self._vocabulary, self._chunk_elements)
+        tokens, logprobs = by_chunks(top, [hidden], [self.head], self._vocabulary, self._chunk_elements)
+        if not self.layouts.cut:
+            return tokens, logprobs
+        count = len(predicted_places(batch, batch.loss_mask))
+        return all_shares(tokens, count), all_shares(logprobs, count)

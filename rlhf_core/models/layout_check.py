@@ -31,6 +31,7 @@ from rlhf_core.models import tree_attention
 from rlhf_core.models.attention_check import attention_difference
 from rlhf_core.models.compiling import compile_layers
 from rlhf_core.models.dropout import set_train_mode
+from rlhf_core.models.folders.folder import depends_on_longest
 from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.layout_sequences import (
     LENGTHS,
@@ -39,7 +40,7 @@ from rlhf_core.models.layout_sequences import (
     continued_sequence,
     different_sequences,
 )
-from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, TREE, Layouts, arranged, depends_on_place
+from rlhf_core.models.layouts import CUT_TREE, INDEXED, PACKED, ROWS, TREE, Layouts, arranged, depends_on_place
 from rlhf_core.models.output_head import backbone
 from rlhf_core.packing import select_sequences
 from rlhf_core.types import PackedBatch
@@ -117,6 +118,8 @@ def checked_layouts(
         )
     one_row = Layouts("positions" if right[1] else "indices" if right[2] else None, rows=right[0])
     layouts = TREE if right[3] else one_row
+    if current_mesh().sequence > 1:
+        layouts = _cut(model, layouts, problem, tree, device)
     _log(name, layouts, packed=packed, tree=tree)
     if compiled:
         compile_layers(model)
@@ -132,6 +135,28 @@ def checked_layouts(
                 "true"
             )
     return layouts
+
+
+def _cut(
+    model: Any, layouts: Layouts, problem: Callable[[Layouts], str | None], tree: str | None, device: torch.device
+) -> Layouts:
+    """Return the layout of ranks that share the tokens of a batch. Raises StageError if they would compute something
+    else: only in the attention of a tree anything passes between them.
+
+    tree: the problem of a token tree.
+    """
+    if layouts != TREE:
+        wrong = f"a token tree {tree or 'is wrong on another rank'}"
+    elif depends_on_longest(model.config.to_dict()):
+        wrong = "the factors of its positions depend on the longest sequence, of which a rank has a part"
+    else:
+        wrong = problem(CUT_TREE) or ""
+    if not _on_all_ranks([not wrong], device)[0]:
+        raise StageError(
+            f"engine.sequence_parallel: workers cannot share the tokens of {type(model).__name__}: "
+            f"{wrong or 'wrong on another rank'}; leave it out"
+        )
+    return CUT_TREE
 
 
 def _choose_attention(model: Any, batch: PackedBatch, device: torch.device) -> str | None:
@@ -239,14 +264,16 @@ def _measured(model: Any, batch: PackedBatch, layouts: Layouts, sequence: int, *
             stack.callback(model.get_input_embeddings().register_forward_hook(leaf).remove)
             stack.enter_context(torch.enable_grad())
         output = backbone(model)(**arrangement.arguments, use_cache=False)
-        hidden = arrangement.tokens(output.last_hidden_state).at()
+        hidden = arrangement.tokens(output.last_hidden_state).all()
         if sharded:
             return _Result(hidden.float(), None)
         start = sum(batch.sequence_lengths.tolist()[:sequence]) + skipped
         read = hidden[start : start + _READ].float()
         # A vector without special directions: along the ones of a normalised vector nothing changes.
         (gradient,) = torch.autograd.grad((read * _alternating(read)).sum(), embedded[:1])
-    return _Result(hidden.detach().float(), arrangement.tokens(gradient).at().float())
+    gradients = arrangement.tokens(gradient).all().float()
+    # Of ranks that share tokens each has this loss, and their gradients add up.
+    return _Result(hidden.detach().float(), gradients / arrangement.losses)
 
 
 def _alternating(values: Tensor) -> Tensor:
@@ -308,5 +335,5 @@ def _log(name: str, layouts: Layouts, *, packed: str | None, tree: str | None) -
     if current_mesh().rank != 0:
         return
     what, wrong = ("a token tree", tree) if layouts.packed == "positions" else ("packing", packed)
-    reason = "" if layouts == TREE else f", since {what} {wrong or 'is wrong on another rank'}"
+    reason = "" if layouts in (TREE, CUT_TREE) else f", since {what} {wrong or 'is wrong on another rank'}"
     print(f"{name}: sequences are laid out {layouts}{reason}", flush=True)

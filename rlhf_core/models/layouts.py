@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rlhf_core.mesh import current_mesh
 from rlhf_core.models.output_head import backbone
+from rlhf_core.models.sequence_parallel import CutTree, gathered
 from rlhf_core.models.token_tree import TokenTree
 from rlhf_core.models.tree_attention import ARGUMENT as TREE_ARGUMENT
 from rlhf_core.models.vision import embedded, runs_encoder_always
@@ -36,15 +37,17 @@ class Layouts:
     # In one row: as a tree, or end to end, where the model gets positions, or boundaries too.
     packed: Literal["tree", "positions", "indices"] | None
     rows: bool  # one right-padded row a sequence, where that costs less
+    cut: bool = False  # each rank of a replica has a part of the tree's tokens
 
     def __str__(self) -> str:
         return {None: "rows", "tree": "tree", "positions": "packed", "indices": "packed with sequence indices"}[
             self.packed
-        ]
+        ] + (f" over {current_mesh().sequence} ranks" if self.cut else "")
 
 
 ROWS = Layouts(packed=None, rows=True)
 TREE = Layouts(packed="tree", rows=False)
+CUT_TREE = replace(TREE, cut=True)
 PACKED = Layouts(packed="positions", rows=False)
 INDEXED = Layouts(packed="indices", rows=False)
 
@@ -55,12 +58,18 @@ class _Arrangement:
 
     arguments: dict[str, Any]
     places: Tensor | None  # (N,) int64; None: all in order
+    part: CutTree | None = None  # this rank's, where the ranks have a part of the output each
 
     def tokens(self, values: Tensor) -> OfTokens:
         """Return the values of the batch's tokens. values: (rows, columns, d) of the model's output, or the same
         flattened.
         """
-        return OfTokens(values.flatten(0, -2), self.places)
+        return OfTokens(values.flatten(0, -2), self.places, self.part)
+
+    @property
+    def losses(self) -> int:
+        """The number of ranks that share the tokens, and have each a loss of all of them."""
+        return 1 if self.part is None else self.part.ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +79,27 @@ class OfTokens:
     There can be many times as many tokens as values, so that only the needed ones are gathered.
     """
 
-    values: Tensor  # (n, d)
-    places: Tensor | None  # (N,) int64: where in `values` that of each token is; None: all in order
+    values: Tensor  # (n, d); (n / P, d) if each of P ranks has a part
+    places: Tensor | None  # (N,) int64: where among the n values that of each token is; None: all in order
+    part: CutTree | None = None  # this rank's part of the values; None: all of them
 
-    def at(self, tokens: Tensor | None = None) -> Tensor:
-        """Return the values (M, d) of `tokens`, indices (M,) int64 in the batch; (N, d) of all if None."""
-        places = tokens if self.places is None else self.places if tokens is None else self.places[tokens]
-        # Its backward pass takes less than that of [...].
-        return self.values if places is None else self.values.index_select(0, places)
+    def all(self) -> Tensor:
+        """Return the values (N, d) of all tokens, on every rank."""
+        return self.of_each(lambda values: values)
 
     def of_each(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return (N,): `function`, which maps (n, d) to (n,), of each token's value."""
+        """Return (N, ...): `function`, which maps (n, d) to (n, ...), of each token's value, on every rank."""
         results = function(self.values)
+        results = results if self.part is None else gathered(results)
         return results if self.places is None else results.index_select(0, self.places)
+
+    def dealt(self, tokens: Tensor) -> Tensor:
+        """Return the values of `tokens`, indices (M,) int64 in the batch: all (M, d), or if the ranks have parts, of
+        this rank's `share` of these tokens.
+        """
+        places = tokens if self.places is None else self.places[tokens]
+        # The backward pass of index_select takes less than that of [...].
+        return self.values.index_select(0, places) if self.part is None else self.part.dealt(self.values, places)
 
 
 def run_backbone(
@@ -110,7 +127,7 @@ def _run(model: Any, batch: PackedBatch, layouts: Layouts, *, routers: bool) -> 
         arguments["inputs_embeds"] = embedded(model, ids, batch, arrangement.places)
     options = {"output_router_logits": True} if routers else {}
     output = backbone(model)(**arguments, use_cache=False, **options)
-    logits = [arrangement.tokens(logits).at() for logits in output.router_logits] if routers else []
+    logits = [arrangement.tokens(logits).all() for logits in output.router_logits] if routers else []
     return arrangement.tokens(output.last_hidden_state), logits
 
 
@@ -127,7 +144,7 @@ def _joined(parts: Sequence[OfTokens], order: Tensor) -> OfTokens:
 def arranged(model: Any, batch: PackedBatch, layouts: Layouts) -> _Arrangement:
     """Arrange in rows if they are the only correct layout, or cost less than the attention between packed sequences."""
     if layouts.packed == "tree":
-        return _in_a_tree(batch)
+        return _in_a_cut_tree(batch) if layouts.cut else _in_a_tree(batch)
     if layouts.packed is None or (layouts.rows and rows_are_cheaper(model, batch)):
         return _in_rows(batch)
     arguments: dict[str, Any] = {
@@ -141,8 +158,17 @@ def arranged(model: Any, batch: PackedBatch, layouts: Layouts) -> _Arrangement:
 
 def _in_a_tree(batch: PackedBatch) -> _Arrangement:
     tree = TokenTree.of(batch)
-    arguments = {name: getattr(batch, name)[tree.kept].unsqueeze(0) for name in ("input_ids", "position_ids")}
-    return _Arrangement({**arguments, TREE_ARGUMENT: tree}, tree.places)
+    return _Arrangement({**_tokens_at(tree.kept, batch), TREE_ARGUMENT: tree}, tree.places)
+
+
+def _in_a_cut_tree(batch: PackedBatch) -> _Arrangement:
+    tree = TokenTree.of(batch, multiple=current_mesh().sequence)
+    part = CutTree(tree)
+    return _Arrangement({**_tokens_at(part.kept, batch), TREE_ARGUMENT: part}, tree.places, part)
+
+
+def _tokens_at(places: Tensor, batch: PackedBatch) -> dict[str, Any]:
+    return {name: getattr(batch, name)[places].unsqueeze(0) for name in ("input_ids", "position_ids")}
 
 
 def _in_rows(batch: PackedBatch) -> _Arrangement:

@@ -12,10 +12,11 @@ from rlhf_core.models.adapters import base_model
 from rlhf_core.models.folders.folder import longrope_limit
 from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.layout_check import checked_layouts
-from rlhf_core.models.layouts import ROWS, TREE, OfTokens, run_backbone
+from rlhf_core.models.layouts import ROWS, OfTokens, run_backbone
 from rlhf_core.models.logprobs import CHUNK_ELEMENTS, chunked_logprobs
 from rlhf_core.models.output_head import OutputHead
 from rlhf_core.models.routing import experts_per_token, routing_sums
+from rlhf_core.models.sequence_parallel import share, summed
 from rlhf_core.models.shift import at_places, before, predicted_places
 from rlhf_core.types import PackedBatch
 
@@ -48,11 +49,24 @@ class PackedModel(nn.Module):
     @property
     def shares_prompts(self) -> bool:
         """Whether shared prefixes of a batch's sequences are computed once."""
-        return self.layouts == TREE
+        return self.layouts.packed == "tree"
+
+    def own_rows(self, values: Tensor) -> Tensor:
+        """Return this rank's `share` of rows (M, ...), one for each token whose log-prob is computed, in order; all of
+        them, unless ranks share tokens.
+        """
+        return values[share(len(values))] if self.layouts.cut else values
 
     @abstractmethod
     def _outputs(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return our and the model's own log-probs, as layout_check.Outputs."""
+
+    def _of_batch(self, values: Tensor, places: Tensor, batch: PackedBatch) -> Tensor:
+        """Return (N,): the `own_rows` of each rank, (M,), at `places` (M,), and 0 elsewhere; equal on all ranks that
+        share tokens.
+        """
+        placed = at_places(values, places, batch)
+        return summed(placed) if self.layouts.cut else placed
 
     @property
     def _transformer(self) -> Any:
@@ -88,8 +102,8 @@ class CausalModel(PackedModel):
     def _predicted(
         self, batch: PackedBatch, only: Tensor | None, *, with_routing: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the places (M,) int64 of the tokens to compute (see PolicyModel), the hidden states (M, d) that
-        predict them, and the routing.
+        """Return the places (M,) int64 of the tokens to compute (see PolicyModel), of these the `own_rows`; the hidden
+        states (M, d) that predict them, and the routing.
         """
         places = predicted_places(batch, only)
         routing = None
@@ -97,7 +111,7 @@ class CausalModel(PackedModel):
             hidden, routing = self._routed(batch, in_trained_example(batch))
         else:
             hidden = self._hidden(batch)
-        return places, hidden.at(before(places)), routing
+        return self.own_rows(places), hidden.dealt(before(places)), routing
 
     def _outputs(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         computed, expected = self.head(hidden), self._transformer(input_ids=ids, use_cache=False).logits[0]
@@ -132,8 +146,10 @@ class PolicyModel(CausalModel):
             with_entropy=with_entropy, chunk_elements=self._chunk_elements,
         )  # fmt: skip
         return (
-            at_places(logprobs, places, batch), None if entropy is None else at_places(entropy, places, batch), routing
-        )  # fmt: skip
+            self._of_batch(logprobs, places, batch),
+            None if entropy is None else self._of_batch(entropy, places, batch),
+            routing,
+        )
 
 
 class Classifier(PackedModel):

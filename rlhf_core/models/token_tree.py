@@ -79,27 +79,57 @@ class AttentionGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """The calls of attention for consecutive tokens of a tree."""
+
+    groups: tuple[AttentionGroup, ...]
+    queries: Tensor  # (Q,) int64: of all groups, one after the other, row by row, counted from the first of the tokens
+    keys: Tensor  # (K,) int64: likewise, as places in the tree
+    order: Tensor  # where each of the tokens is among `queries`, int64
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], device: torch.device, *, first: int = 0) -> Self:
+        """Plan the attention of `segments`, whose tokens are the consecutive ones from `first` on."""
+        groups = [AttentionGroup([segments[i] for i in group]) for group in _grouped(segments)]
+        # The padding of a group has the place 0, which may be before `first`.
+        queries = torch.cat([group.queries.flatten() for group in groups]).sub_(first).clamp_(min=0)
+        keys = torch.cat([group.keys.flatten() for group in groups])
+        real = torch.cat([group.real.flatten() for group in groups]).nonzero().squeeze(1)
+        order = torch.empty_like(real).scatter_(0, queries[real], real)
+        queries, keys, order = (part.to(device) for part in (queries, keys, order))
+        return cls(tuple(group.to(device) for group in groups), queries, keys, order)
+
+
+@dataclass(frozen=True, slots=True)
 class TokenTree:
     """n tokens that replace the N of a batch."""
 
     kept: Tensor  # (n,) int64: which token of the batch each is, the first of those that are the same
     places: Tensor  # (N,) int64: where each token of the batch is in the tree
-    groups: tuple[AttentionGroup, ...]
-    queries: Tensor  # (Q,) int64: of all groups, one after the other, row by row
-    keys: Tensor  # (K,) int64: likewise
-    order: Tensor  # (n,) int64: where each token is among `queries`
+    segments: tuple[Segment, ...]
+    plan: AttentionPlan  # of all tokens
 
     @classmethod
-    def of(cls, batch: PackedBatch) -> Self:
+    def of(cls, batch: PackedBatch, *, multiple: int = 1) -> Self:
+        """Build the tree. n is a multiple of `multiple`: padding is a further sequence, which no token of the batch is
+        in.
+        """
         device = batch.input_ids.device
         kept, places, segments = _build_tree(batch)
-        groups = [AttentionGroup([segments[i] for i in group]) for group in _grouped(segments)]
-        queries = torch.cat([group.queries.flatten() for group in groups])
-        keys = torch.cat([group.keys.flatten() for group in groups])
-        real = torch.cat([group.real.flatten() for group in groups]).nonzero().squeeze(1)
-        order = torch.empty_like(kept).scatter_(0, queries[real], real)
-        kept, places, queries, keys, order = (part.to(device) for part in (kept, places, queries, keys, order))
-        return cls(kept, places, tuple(group.to(device) for group in groups), queries, keys, order)
+        if padding := -len(kept) % multiple:
+            segments.append(Segment(len(kept), padding, torch.empty(0, dtype=torch.int64)))
+            kept = torch.cat([kept, kept.new_zeros(padding)])
+        return cls(kept.to(device), places.to(device), tuple(segments), AttentionPlan.of(segments, device))
+
+    def planned(self, start: int, stop: int) -> AttentionPlan:
+        """Plan the attention of the tokens at places start ... stop - 1 alone, to the keys of all."""
+        parts = []
+        for segment in self.segments:
+            first, end = max(segment.start, start), min(segment.start + segment.length, stop)
+            if first < end:
+                before = torch.cat([segment.before, torch.arange(segment.start, first)])
+                parts.append(Segment(first, end - first, before))
+        return AttentionPlan.of(parts, self.kept.device, first=start)
 
 
 def _build_tree(batch: PackedBatch) -> tuple[Tensor, Tensor, list[Segment]]:

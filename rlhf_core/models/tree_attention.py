@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlhf_core.models.token_tree import TokenTree
+from rlhf_core.models.sequence_parallel import CutTree
+from rlhf_core.models.token_tree import AttentionPlan, TokenTree
 
 IMPLEMENTATION = "token_tree"
 ARGUMENT = "token_tree"  # of a forward of the model, which hands it down to its layers
@@ -33,12 +35,13 @@ def tree_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    token_tree: TokenTree | None = None,
+    token_tree: TokenTree | CutTree | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of the n tokens of a tree. query: (1, H, n, d); key: (1, G, n, d), G divides H; value: (1, G, n, e).
+    """Attention of the n tokens of a tree, or of this rank's part of them, of which then every rank calls it.
 
-    Returns (1, n, H, e). Raises NotImplementedError for unsupported arguments, instead of ignoring them.
+    query: (1, H, n, d); key: (1, G, n, d), G divides H; value: (1, G, n, e). Returns (1, n, H, e). Raises
+    NotImplementedError for unsupported arguments, instead of ignoring them.
     """
     if token_tree is None or attention_mask is not None or query.shape[0] != 1:
         raise NotImplementedError("attention in a token tree is for one row of tokens with its tree, and no mask")
@@ -46,21 +49,37 @@ def tree_attention(
         raise NotImplementedError(f"attention in a token tree does not compute {', '.join(unsupported)}")
     if _windows is not None:
         _windows.append(sliding_window)
-    groups = token_tree.groups
+    attend = partial(_attend, dropout=dropout, scaling=scaling, window=sliding_window)
+    if isinstance(token_tree, CutTree):
+        return token_tree.attention(attend, query, key, value), None
+    return attend(query, key, value, token_tree.plan), None
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: AttentionPlan,
+    *,
+    dropout: float,
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
+    """Attention of the tokens of `plan` alone. query: (1, H, q, d); the result: (1, q, H, e)."""
     parts = [
-        _gathered(query, token_tree.queries, [group.queries.shape for group in groups]),
-        _gathered(key, token_tree.keys, [group.keys.shape for group in groups]),
-        _gathered(value, token_tree.keys, [group.keys.shape for group in groups]),
+        _gathered(query, plan.queries, [group.queries.shape for group in plan.groups]),
+        _gathered(key, plan.keys, [group.keys.shape for group in plan.groups]),
+        _gathered(value, plan.keys, [group.keys.shape for group in plan.groups]),
     ]
     outputs = []
-    for group, queries, keys, values in zip(groups, *parts, strict=True):
-        bias = group.bias(sliding_window, query.dtype)
+    for group, queries, keys, values in zip(plan.groups, *parts, strict=True):
+        bias = group.bias(window, query.dtype)
         result = scaled_dot_product_attention(
             queries, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=bias is None, scale=scaling,
             enable_gqa=queries.shape[1] != keys.shape[1],
         )  # fmt: skip
         outputs.append(result.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, token_tree.order).unsqueeze(0), None
+    return torch.cat(outputs).index_select(0, plan.order).unsqueeze(0)
 
 
 def _gathered(values: Tensor, places: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:

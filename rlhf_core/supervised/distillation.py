@@ -79,8 +79,10 @@ class DistillationWorker(PolicyWorker[DistillationConfig]):
             return by_teacher(self._divergence, self._head, batch.teacher_hidden, self._temperature)
         assert batch.top_tokens is not None
         assert batch.top_logprobs is not None
-        rows = batch.top_tokens[batch.loss_mask], batch.top_logprobs[batch.loss_mask]
-        return Taught(rows, _top_divergence, self._temperature)
+        model = self.engine.module
+        assert isinstance(model, StudentModel)
+        stored = batch.top_tokens[batch.loss_mask], batch.top_logprobs[batch.loss_mask]
+        return Taught(tuple(map(model.own_rows, stored)), _top_divergence, self._temperature)
 
     @property
     def _divergence(self) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:

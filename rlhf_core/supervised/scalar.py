@@ -19,7 +19,7 @@ from rlhf_core.models.logprobs import chunked_logprobs
 from rlhf_core.models.output_head import OutputHead, backbone
 from rlhf_core.models.packed import Classifier, in_trained_example
 from rlhf_core.models.routing import experts_per_token
-from rlhf_core.models.shift import at_places, before, predicted_places
+from rlhf_core.models.shift import before, predicted_places
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.worker import C, SupervisedWorker
 from rlhf_core.types import PackedBatch
@@ -60,12 +60,13 @@ class RewardModel(Classifier):
         if self.language_model is None:
             return scores, None, routing
         computed = batch.loss_mask if only is None else batch.loss_mask & only
-        places = predicted_places(batch, computed)
+        predicted = predicted_places(batch, computed)
+        places = self.own_rows(predicted)
         logprobs, _ = chunked_logprobs(
-            OutputHead(self.language_model), hidden.at(before(places)), batch.input_ids[places],
+            OutputHead(self.language_model), hidden.dealt(before(predicted)), batch.input_ids[places],
             vocabulary=self._transformer.config.get_text_config().vocab_size,
         )  # fmt: skip
-        return scores, at_places(logprobs, places, batch), routing
+        return scores, self._of_batch(logprobs, places, batch), routing
 
 
 def tied_language_model(classifier: Any) -> PreTrainedModel:

@@ -24,12 +24,14 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_rank(seed: int) -> None:
-    """Seed torch's generators (all devices) by replica, so that dropout differs between replicas but not within one.
+    """Seed torch's generators (all devices) by the tokens of a rank, so that dropout differs between replicas, and
+    between ranks with other tokens of a sequence, but not between those that share weights.
 
-    The first replica is left unchanged, so a run with one replica does not depend on this call.
+    The first ones are left unchanged, so a run with one rank does not depend on this call.
     """
-    if replica := current_mesh().replica:
-        torch.manual_seed(derived_seed(seed, f"rank {replica}"))
+    mesh = current_mesh()
+    if place := mesh.replica * mesh.sequence + mesh.part:
+        torch.manual_seed(derived_seed(seed, f"rank {place}"))
 
 
 def derived_seed(seed: int, purpose: str) -> int:

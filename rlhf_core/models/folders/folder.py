@@ -83,12 +83,22 @@ def longrope_limit(config: Mapping[str, Any]) -> int | None:
     transformers chooses the factors by the longest sequence of a forward, vLLM once, by its maximum length.
     """
     text = text_config(config)
-    settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    for part in (settings, *(value for value in settings.values() if isinstance(value, dict))):
+    for part in _position_settings(text):
         if part.get("rope_type", part.get("type")) in ("longrope", "su"):  # its name in older configs
             limit: int | None = part.get("original_max_position_embeddings")
             return limit or text.get("original_max_position_embeddings") or text.get("max_position_embeddings")
     return None
+
+
+def depends_on_longest(config: Mapping[str, Any]) -> bool:
+    """Whether the factors of positions depend on the longest sequence of a forward."""
+    kinds = {part.get("rope_type", part.get("type")) for part in _position_settings(text_config(config))}
+    return "dynamic" in kinds or longrope_limit(config) is not None
+
+
+def _position_settings(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    return [settings, *(value for value in settings.values() if isinstance(value, dict))]
 
 
 def sampled_otherwise(config: Mapping[str, Any], tokens: int) -> str | None:

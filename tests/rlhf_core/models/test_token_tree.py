@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from benchmarks.small_models import small_config, small_model
 from rlhf_core.models import token_tree
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.token_tree import TokenTree
-from rlhf_core.models.tree_attention import IMPLEMENTATION, tree_attention
+from rlhf_core.models.tree_attention import IMPLEMENTATION, _attend, tree_attention
 from rlhf_core.packing import pack
 from rlhf_core.types import PackedBatch
 
@@ -61,8 +62,8 @@ def test_the_batch_can_be_read_from_the_tree(seed: int) -> None:
     tree = TokenTree.of(batch)
     for values in (batch.input_ids, batch.position_ids):
         assert torch.equal(values[tree.kept][tree.places], values)
-    assert tree.queries[tree.order].tolist() == list(range(len(tree.kept)))
-    assert sum(int(group.real.sum()) for group in tree.groups) == len(tree.kept)
+    assert tree.plan.queries[tree.plan.order].tolist() == list(range(len(tree.kept)))
+    assert sum(int(group.real.sum()) for group in tree.plan.groups) == len(tree.kept)
 
 
 @given(st.integers(0, 10**6), st.sampled_from([(2, 2), (4, 2), (6, 1)]), st.sampled_from([None, 1, 5, 300]))
@@ -89,6 +90,24 @@ def test_attention_and_its_gradients_are_those_of_sequences_alone(
         for result in (found[:, tree.places], expected)
     ]
     assert all((a - b).abs().max() < 1e-11 for a, b in zip(*gradients, strict=True))
+
+
+@given(st.integers(0, 10**6), st.integers(2, 5), st.sampled_from([None, 3]))
+@settings(max_examples=60, deadline=None)
+def test_attention_of_the_parts_of_a_row_is_that_of_the_row(seed: int, parts: int, window: int | None) -> None:
+    """Of each part to the keys of all; padding in the plan of a part has the place 0, which may be before the part."""
+    tree = TokenTree.of(batch_of(*grown(seed)), multiple=parts)
+    assert len(tree.kept) % parts == 0
+    length = len(tree.kept) // parts
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = (torch.randn(1, 2, len(tree.kept), 4, generator=generator, dtype=torch.float64) for _ in "qkv")
+    attend = partial(_attend, dropout=0.0, scaling=None, window=window)
+    whole = attend(query, key, value, tree.plan)
+    for start in range(0, len(tree.kept), length):
+        plan = tree.planned(start, start + length)
+        assert plan.queries.min() == 0
+        part = attend(query[:, :, start : start + length], key, value, plan)
+        assert (part - whole[:, start : start + length]).abs().max() < 1e-12
 
 
 def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:

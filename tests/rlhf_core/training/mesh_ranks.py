@@ -22,6 +22,7 @@ from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.sft import LanguageModelWorker
 from rlhf_core.training.distributed import join_group
 from rlhf_core.training.metrics import over_steps
+from rlhf_core.training.randomness import seed_rank
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.training.ranks import Answer, write_answers
@@ -47,6 +48,8 @@ def reductions(folder: Path) -> Iterator[Answer]:
     mesh = current_mesh()
     places = {axis: dist.get_group_rank(group, mesh.rank) for axis, group in mesh.groups.items()}
     yield "mesh", {"replica": mesh.replica, "data": mesh.data, "size": mesh.size, "places": places}, {}
+    seed_rank(3)
+    yield "random numbers", {"drawn": float(torch.rand(()))}, {}
 
     def reporting(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
         value, _ = loss(model, part)

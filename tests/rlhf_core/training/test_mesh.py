@@ -25,7 +25,8 @@ from tests.rlhf_core.training.tiny_engine import (
 
 pytestmark = pytest.mark.system
 
-MESHES = {"two replicas of two": (4, 1, 2), "one replica of two": (2, 2, 1)}  # size, sequence, tensor
+# size, sequence, tensor
+MESHES = {"two replicas that share tokens": (4, 2, 1), "one replica that shares weights": (2, 1, 2)}
 
 
 @pytest.fixture(scope="module", params=MESHES)
@@ -49,7 +50,7 @@ def answers(folder: Path, mesh: Mesh) -> Answers:
 
 @pytest.mark.slow("starts the ranks for all tests of the file")
 def test_ranks_of_a_replica_are_neighbours(answers: Answers, mesh: Mesh) -> None:
-    places = [{"data": rank // 2, "tensor": rank % 2} if mesh.data == 2 else {} for rank in range(mesh.size)]
+    places = [{"data": rank // 2, "sequence": rank % 2} if mesh.data == 2 else {} for rank in range(mesh.size)]
     assert [numbers["mesh"] for numbers in answers[0]] == [
         {"replica": rank // 2, "data": mesh.data, "size": mesh.size, "places": places[rank]}
         for rank in range(mesh.size)
@@ -87,6 +88,11 @@ def test_a_checkpoint_of_all_ranks_resumes_to_the_bit(answers: Answers, mesh: Me
         found = numbers["resuming"]
         assert found["files"] == [*(f"rank{rank}.safetensors" for rank in range(mesh.size)), "shared.safetensors"]
         assert (found["damage"], found["equal"]) == ("", True)
+
+
+def test_ranks_with_other_tokens_draw_other_random_numbers(answers: Answers, mesh: Mesh) -> None:
+    drawn = [numbers["random numbers"]["drawn"] for numbers in answers[0]]
+    assert len({*drawn}) == mesh.data * mesh.sequence
 
 
 def test_dropout_is_equal_inside_a_replica_and_differs_between_replicas(
