@@ -18,6 +18,7 @@ from benchmarks.supervised_workload import LEARNING_RATES, SupervisedWorkload, r
 from benchmarks.workload import COMPILED, SELECTIVE, Result, answer
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.stages.language_models import SFTConfig
 from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.data.reading import write_dataset
@@ -38,8 +39,10 @@ class CountingCluster(RayCluster):
         self.steps: list[dict[str, int]] = []
 
     @contextmanager
-    def workers(self, placement: Placement, factory: Callable[..., W], /, *args: Any) -> Iterator[RayWorkerGroup[W]]:
-        with super().workers(placement, factory, *args) as group:
+    def workers(
+        self, placement: Placement, engine: EngineConfig, factory: Callable[..., W], /, *args: Any
+    ) -> Iterator[RayWorkerGroup[W]]:
+        with super().workers(placement, engine, factory, *args) as group:
             scatter = group.scatter
 
             def counted(method: Callable[..., Any], shards: Sequence[Any], /, *more: Any, **named: Any) -> list[Any]:

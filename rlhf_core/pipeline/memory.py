@@ -120,7 +120,8 @@ def _activations(engine: EngineConfig, shape: Shape, placement: Placement) -> fl
             kept = shape.layers * shape.hidden + layer
         case "selective":
             kept = shape.layers * (6.0 * shape.hidden + 2.0 * shape.intermediate) + layer
-    return engine.micro_batch_tokens(placement) * kept * DTYPE_BYTES[engine.dtype]
+    tokens = engine.micro_batch_tokens(placement) / engine.sequence_parallel
+    return tokens * kept * DTYPE_BYTES[engine.dtype]
 
 
 def _of_engine(rollout: RolloutEngineConfig, shape: Shape, dtype: Dtype) -> float:

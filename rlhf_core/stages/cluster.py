@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.contract import Input, StageContext
 from rlhf_core.rl.hybrid import LendsDevice
 from rlhf_core.rollout.engine import EngineSettings
@@ -31,6 +32,7 @@ class RankSpec(Generic[W]):
     """A group of ranks, with the factory of each rank's worker."""
 
     placement: Placement
+    engine: EngineConfig  # of its models, which divide the ranks alike
     factory: Callable[[], W]
 
 
@@ -38,9 +40,9 @@ class Cluster(Protocol):
     """Starts the ranks and the engines of a stage; each context ends them in any case."""
 
     def workers(
-        self, placement: Placement, factory: Callable[..., W], /, *args: Any
+        self, placement: Placement, engine: EngineConfig, factory: Callable[..., W], /, *args: Any
     ) -> AbstractContextManager[WorkerGroup[W]]:
-        """Start ranks, each with the worker `factory(*args)`."""
+        """Start ranks, each with the worker `factory(*args)`. engine: of its models, as in RankSpec."""
 
     def engines(self, spec: EngineSpec, context: StageContext, /) -> AbstractContextManager[Engines]:
         """Start engines; they are ready on entry."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rl.hybrid import LendsDevice
@@ -48,7 +49,9 @@ class InProcessCluster:
         self._open_engine = open_engine
 
     @contextmanager
-    def workers(self, placement: Placement, factory: Callable[..., W], /, *args: Any) -> Iterator[InlineGroup[W]]:
+    def workers(
+        self, placement: Placement, engine: EngineConfig, factory: Callable[..., W], /, *args: Any
+    ) -> Iterator[InlineGroup[W]]:
         if placement.workers > 1:
             print(f"placement.workers is {placement.workers}: here one rank does it all", flush=True)
         with _threads(placement.num_threads):
@@ -74,9 +77,10 @@ class InProcessCluster:
         with ExitStack() as stack:
             # First: building the ranks that train seeds this process's random generators for the run.
             others = {
-                name: stack.enter_context(self.workers(other.placement, other.factory)) for name, other in apart.items()
+                name: stack.enter_context(self.workers(other.placement, other.engine, other.factory))
+                for name, other in apart.items()
             }
-            workers = stack.enter_context(self.workers(ranks.placement, ranks.factory))
+            workers = stack.enter_context(self.workers(ranks.placement, ranks.engine, ranks.factory))
             if spec.settings.sleeps:  # an engine takes its memory when it starts
                 workers.call(LendsDevice.offload)
             yield workers, stack.enter_context(self.engines(spec, context)), others

@@ -39,7 +39,7 @@ def train_language_model(
     steps = config.count_steps(len(fitted.rows))
     context.progress(0, steps, "start workers")
     ref = model.manifest.ref
-    with cluster.workers(config.placement, worker, config, context, ref, steps, *arguments) as workers:
+    with cluster.workers(config.placement, config.engine, worker, config, context, ref, steps, *arguments) as workers:
         validation = Validation(config, held_out, pack, workers, context) if held_out else None
         metrics = train(config, fitted.rows, pack, workers, context, validation)
         save(workers, folder, context)

@@ -38,7 +38,9 @@ def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageConte
         examples = with_logprobs(examples, read_logprobs([inputs["reference"].folder]), "reference")
     logprobs_by_pair = torch.zeros(len(examples), 2)
     context.progress(0, len(examples), "start workers")
-    with cluster.workers(config.placement, LogprobsWorker, config, context, model.manifest.ref) as workers:
+    with cluster.workers(
+        config.placement, config.engine, LogprobsWorker, config, context, model.manifest.ref
+    ) as workers:
         pack = partial(pack_pairs, processor=processor)
         for indices, logprobs in read_by(workers, LogprobsWorker.logprobs, examples, pack, config, context):
             logprobs_by_pair[torch.tensor(indices)] = logprobs.view(-1, 2)

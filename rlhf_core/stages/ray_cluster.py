@@ -12,6 +12,7 @@ from rlhf_core.actors.placement import connect, halves, reserve, shared_bundles,
 from rlhf_core.actors.room import Bundle
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.rl.hybrid import LendsDevice
 from rlhf_core.stages.cluster import EngineSpec, RankSpec
@@ -25,9 +26,11 @@ class RayCluster:
     each other's half."""
 
     @contextmanager
-    def workers(self, placement: Placement, factory: Callable[..., W], /, *args: Any) -> Iterator[RayWorkerGroup[W]]:
+    def workers(
+        self, placement: Placement, engine: EngineConfig, factory: Callable[..., W], /, *args: Any
+    ) -> Iterator[RayWorkerGroup[W]]:
         connect()
-        workers = RayWorkerGroup(placement, factory, *args)
+        workers = RayWorkerGroup(placement, factory, *args, sequence=engine.sequence_parallel)
         try:
             yield workers
         finally:
@@ -51,7 +54,7 @@ class RayCluster:
             workers, engines, group, taken = start(stack, ranks, spec, context, bundles)
             others = {}
             for name, other in apart.items():
-                others[name] = _workers(stack, other.placement, other.factory, group, first_bundle=taken)
+                others[name] = _workers(stack, other, group, first_bundle=taken)
                 taken += other.placement.workers
             engines.wait_ready()
             yield workers, engines, others
@@ -69,7 +72,7 @@ def _on_own_devices(
         spec.model.manifest.ref, context, spec.settings, placement_group=group, first_bundle=len(training)
     )
     stack.enter_context(engines)
-    return _workers(stack, ranks.placement, ranks.factory, group), engines, group, len(training) + len(engine)
+    return _workers(stack, ranks, group), engines, group, len(training) + len(engine)
 
 
 def _on_shared_devices(
@@ -82,16 +85,17 @@ def _on_shared_devices(
     half, half_engine = halves(ranks.placement, spec.settings.config)
     shared = shared_bundles(ranks.placement, spec.settings.config)
     group = stack.enter_context(reserve([*shared, *others]))
-    workers = _workers(stack, half, ranks.factory, group)
+    workers = _workers(stack, replace(ranks, placement=half), group)
     workers.call(LendsDevice.offload)
     settings = replace(spec.settings, config=half_engine)
     engines = stack.enter_context(EngineGroup(spec.model.manifest.ref, context, settings, placement_group=group))
     return workers, engines, group, len(shared)
 
 
-def _workers(
-    stack: ExitStack, placement: Placement, factory: Callable[[], W], group: Any, first_bundle: int = 0
-) -> RayWorkerGroup[W]:
-    workers = RayWorkerGroup(placement, factory, placement_group=group, first_bundle=first_bundle)
+def _workers(stack: ExitStack, ranks: RankSpec[W], group: Any, first_bundle: int = 0) -> RayWorkerGroup[W]:
+    workers = RayWorkerGroup(
+        ranks.placement, ranks.factory, placement_group=group, first_bundle=first_bundle,
+        sequence=ranks.engine.sequence_parallel,
+    )  # fmt: skip
     stack.callback(workers.shutdown)
     return workers

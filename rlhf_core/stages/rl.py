@@ -31,9 +31,9 @@ def ranks_and_engines(
 ) -> AbstractContextManager[Started]:
     models = roles(config, inputs)
     on_ranks = [role for role in models if role.placement is None]
-    ranks = RankSpec(config.placement, partial(RLWorker, config, context, on_ranks))
+    ranks = RankSpec(config.placement, config.engine, partial(RLWorker, config, context, on_ranks))
     apart = {
-        role.name: RankSpec(placement, partial(FrozenWorker, config.sampling.temperature, context, role))
+        role.name: RankSpec(placement, role.engine, partial(FrozenWorker, config.sampling.temperature, context, role))
         for role, placement in placed_apart(models).items()
     }
     engines = EngineSettings(

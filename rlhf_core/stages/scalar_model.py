@@ -76,7 +76,9 @@ def train_scalar_model(
     folder = context.workdir / "reward_model"
     steps = config.count_steps(len(examples))
     context.progress(0, steps, "start workers")
-    with cluster.workers(config.placement, worker, config, context, model.manifest.ref, steps) as workers:
+    with cluster.workers(
+        config.placement, config.engine, worker, config, context, model.manifest.ref, steps
+    ) as workers:
         validation = Validation(config, validated, pack, workers, context) if validated else None
         metrics = train(config, examples, pack, workers, context, validation)
         if validation is None:

@@ -30,7 +30,9 @@ def run(config: TopLogprobsConfig, inputs: Mapping[str, Input], context: StageCo
     folder.mkdir()
     writer = TopWriter(folder, TeacherSettings(min(config.k, vocabulary), config.temperature, vocabulary))
     context.progress(0, len(examples), "start workers")
-    with cluster.workers(config.placement, TopLogprobsWorker, config, context, model.manifest.ref) as workers:
+    with cluster.workers(
+        config.placement, config.engine, TopLogprobsWorker, config, context, model.manifest.ref
+    ) as workers:
         for indices, top in read_by(workers, TopLogprobsWorker.top, examples, pack_sequences, config, context):
             counts = [examples[index].num_trained_tokens for index in indices]
             for index, *part in zip(indices, *(values.split(counts) for values in top), strict=True):

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from rlhf_core.config.base import Config, Dtype, formerly_keyed, operational, since_default
 from rlhf_core.config.engines.passed import PassedToDeepSpeed
 from rlhf_core.config.engines.placement import Placement
-from rlhf_core.config.numbers import MicroBatchTokens, PartitionSize, no_bool, no_number
+from rlhf_core.config.numbers import MicroBatchTokens, PartitionSize, Processes, no_bool, no_number
 
 GradientCheckpointing = Annotated[Literal[False, True, "selective"], BeforeValidator(no_number)]
 
@@ -53,15 +53,21 @@ class EngineConfig(Config):
         description="compile the model's layers with torch: faster steps, the first ones minutes longer; changes "
         "rounding, and needs a zero_stage below 3",
     )
+    sequence_parallel: Processes = since_default(
+        1, description="number of workers that share the tokens of each batch, for sequences longer than a device holds"
+    )
     freeze_vision: bool = since_default(False, description="freeze the vision encoder of a model that reads images")
     tokens_per_micro_batch: MicroBatchTokens | None = operational(
-        None, description=f"packed tokens of one forward; none: {_TOKENS_ON_GPU} on GPUs, {_TOKENS_ON_CPU} on CPUs"
+        None,
+        description=f"packed tokens of one forward; none: {_TOKENS_ON_GPU} on GPUs, {_TOKENS_ON_CPU} on CPUs, times "
+        "sequence_parallel",
     )
     deepspeed: PassedToDeepSpeed = since_default({}, description="further settings of DeepSpeed, by its own names")
 
     def micro_batch_tokens(self, placement: Placement) -> int:
         """Return the packed tokens of one forward on workers of this placement."""
-        return self.tokens_per_micro_batch or (_TOKENS_ON_GPU if placement.gpus_per_worker else _TOKENS_ON_CPU)
+        of_a_worker = _TOKENS_ON_GPU if placement.gpus_per_worker else _TOKENS_ON_CPU
+        return self.tokens_per_micro_batch or of_a_worker * self.sequence_parallel
 
     @property
     def sharding(self) -> int:
@@ -75,6 +81,14 @@ class EngineConfig(Config):
     def _attention_runs(self) -> EngineConfig:
         if self.attention == "flash_attention_2" and self.dtype == "float32":
             raise ValueError("attention flash_attention_2 computes in bfloat16 only, but dtype is float32; use sdpa")
+        return self
+
+    @model_validator(mode="after")
+    def _can_share_tokens(self) -> EngineConfig:
+        if self.sequence_parallel > 1 and self.attention != "sdpa":
+            raise ValueError(
+                f"sequence_parallel exchanges tokens in the attention sdpa, but attention is {self.attention}; set sdpa"
+            )
         return self
 
     @model_validator(mode="after")

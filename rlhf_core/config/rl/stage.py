@@ -8,7 +8,13 @@ from rlhf_core.config.environments.environments import require_concurrent
 from rlhf_core.config.numbers import MOST_COMPLETIONS
 from rlhf_core.config.rewards.rewards import require_environment
 from rlhf_core.config.rl.settings import RLSettings
-from rlhf_core.config.stages.trained import require_compatible, require_devices, require_dropout, require_examples
+from rlhf_core.config.stages.trained import (
+    require_compatible,
+    require_devices,
+    require_dropout,
+    require_examples,
+    require_same_ranks,
+)
 from rlhf_core.config.stages.validation import path_of_set
 
 
@@ -42,13 +48,15 @@ class RLConfig(RLSettings):
         settings = self.settings
         what = f"prompts_per_step x {self.block}.group_size / {self.block}.minibatches"
         examples = self.prompts_per_step * settings.group_size // settings.minibatches
-        require_examples(examples, what, self.placement)
+        require_examples(examples, what, self.engine, self.placement)
         return self
 
     @model_validator(mode="after")
     def _devices_run_the_engines(self) -> RLConfig:
-        for role, engine in self.engines_by_role().items():
-            require_devices(engine, self.own_placements.get(role, self.placement))
+        engines, apart = self.engines_by_role(), self.own_placements
+        require_same_ranks(self.engine, {role: engine for role, engine in engines.items() if role not in apart})
+        for role, engine in engines.items():
+            require_devices(engine, apart.get(role, self.placement))
         return self
 
     @model_validator(mode="after")
@@ -106,7 +114,7 @@ class RLConfig(RLSettings):
         if not self.settings.uses_reference:
             return self
         policy, reference = self.engine_of("policy"), self.engine_of("reference")
-        for name in ("dtype", "attention"):
+        for name in ("dtype", "attention", "sequence_parallel"):
             policy_value, reference_value = getattr(policy, name), getattr(reference, name)
             if policy_value != reference_value:
                 raise ValueError(

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from rlhf_core.config.base import Config, Reads
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import Coefficient, DistillationTemperature, MixtureWeight
-from rlhf_core.config.stages.trained import SupervisedPolicyConfig
+from rlhf_core.config.stages.trained import SupervisedPolicyConfig, require_same_ranks
 from rlhf_core.config.stages.validation import ConversationsValidation
 
 TEACHER_INPUT = "teacher.model"
@@ -84,6 +84,11 @@ class DistillationConfig(SupervisedPolicyConfig):
     def unused_fields(self) -> frozenset[str]:
         unused = set() if self.divergence == "jensen_shannon" else {"teacher_weight"}
         return super().unused_fields() | unused | ({"temperature"} if self.teacher.top_logprobs else set())
+
+    @model_validator(mode="after")
+    def _teacher_is_on_the_same_ranks(self) -> Self:
+        require_same_ranks(self.engine, {"teacher": self.teacher_engine} if self.frozen_models else {})
+        return self
 
     @model_validator(mode="after")
     def _settings_are_used(self) -> Self:

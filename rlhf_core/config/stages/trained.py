@@ -120,14 +120,31 @@ def require_devices(engine: EngineConfig, placement: Placement) -> None:
             f"engine.hpz_partition_size is {engine.hpz_partition_size}, which does not divide placement.workers="
             f"{placement.workers}; set it to the workers of a node, or leave it out"
         )
-
-
-def require_examples(examples: int, what: str, placement: Placement) -> None:
-    """Raise ValueError if some workers would never have an example."""
-    if examples < placement.workers:
+    if placement.workers % engine.sequence_parallel:
         raise ValueError(
-            f"{what} is {examples}, fewer than placement.workers={placement.workers}: some would always be idle; raise "
-            "the one or lower the other"
+            f"engine.sequence_parallel is {engine.sequence_parallel}, which does not divide placement.workers="
+            f"{placement.workers}: so many workers share the tokens of a batch; change one of them"
+        )
+
+
+def require_same_ranks(engine: EngineConfig, others: Mapping[str, EngineConfig]) -> None:
+    """Raise ValueError unless all models on the same workers share tokens among as many. others: by what they are."""
+    for name, other in others.items():
+        if other.sequence_parallel != engine.sequence_parallel:
+            raise ValueError(
+                f"engine.sequence_parallel is {engine.sequence_parallel}, but {other.sequence_parallel} in the engine "
+                f"of the {name}, on the same workers; set both alike"
+            )
+
+
+def require_examples(examples: int, what: str, engine: EngineConfig, placement: Placement) -> None:
+    """Raise ValueError if some workers would never have an example."""
+    shared = engine.sequence_parallel
+    if examples * shared < placement.workers:
+        raise ValueError(
+            f"{what} is {examples}, fewer than placement.workers={placement.workers}"
+            + (f" / engine.sequence_parallel={shared}" if shared > 1 else "")
+            + ": some would always be idle; raise the one or lower the other"
         )
 
 
@@ -214,7 +231,7 @@ class SupervisedConfig(SeededConfig, RanksConfig):
 
     @model_validator(mode="after")
     def _workers_have_examples(self) -> SupervisedConfig:
-        require_examples(self.batch_size, "batch_size", self.placement)
+        require_examples(self.batch_size, "batch_size", self.engine, self.placement)
         return self
 
     def unused_fields(self) -> frozenset[str]:

@@ -35,7 +35,7 @@ def tiny_llama(folder: Path, **config: Any) -> Input:
 
 def rl_config(algorithm: str, **settings: Any) -> RLConfig:
     block = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER, "group_size": 2, **settings}
-    extra = {key: block.pop(key) for key in ("lora", "dropout", "engine", "sampling") if key in block}
+    extra = {key: block.pop(key) for key in ("lora", "dropout", "engine", "sampling", "placement") if key in block}
     if algorithm == "ppo":
         block["critic"] = {"optimizer": OPTIMIZER, **block.get("critic", {})}
     if algorithm == "on-policy-distillation":

@@ -16,6 +16,7 @@ from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.chat.tokenizers import word_level_tokenizer
 from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.rl.algorithm_table import ALGORITHMS
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input, Output
@@ -138,9 +139,9 @@ def run(folder: Path, settings: RLConfig, inputs: Mapping[str, Input]) -> tuple[
     class Cluster(InProcessCluster):
         @contextmanager
         def workers(
-            self, placement: Placement, factory: Callable[..., Any], /, *args: Any
+            self, placement: Placement, engine: EngineConfig, factory: Callable[..., Any], /, *args: Any
         ) -> Iterator[InlineGroup[Any]]:
-            with super().workers(placement, factory, *args) as group:
+            with super().workers(placement, engine, factory, *args) as group:
                 workers.append(group._worker)
                 yield group
 

@@ -21,6 +21,7 @@ from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.contract import Input
 from rlhf_core.stages.in_process import InProcessCluster, OpenEngine, engine_beside
 from rlhf_core.training.group import InlineGroup
@@ -75,8 +76,10 @@ class KeptCluster(InProcessCluster):
         self._folder = folder
 
     @contextmanager
-    def workers(self, placement: Placement, factory: Callable[..., Any], /, *args: Any) -> Iterator[InlineGroup[Any]]:
-        with super().workers(placement, factory, *args) as group:
+    def workers(
+        self, placement: Placement, engine: EngineConfig, factory: Callable[..., Any], /, *args: Any
+    ) -> Iterator[InlineGroup[Any]]:
+        with super().workers(placement, engine, factory, *args) as group:
             yield group
             group._worker.copy_state()
             for name, tensors in vars(group._worker._copied).items():

@@ -78,9 +78,9 @@ def test_rewards_of_models_are_those_that_rl_gives_the_same_tokens(inputs: dict[
 
     class Cluster(InProcessCluster):
         @contextmanager
-        def workers(self, placement: Any, factory: Any, /, *args: Any) -> Any:
+        def workers(self, placement: Any, engine: Any, factory: Any, /, *args: Any) -> Any:
             started.append(args[-1].name)
-            with super().workers(placement, factory, *args) as group:
+            with super().workers(placement, engine, factory, *args) as group:
                 yield group
 
     config = settings(rewards=REWARDS, keep_tokens=True)

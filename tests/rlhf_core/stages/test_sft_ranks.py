@@ -22,6 +22,7 @@ from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.stages.checkpoint import CheckpointConfig
 from rlhf_core.config.stages.language_models import SFTConfig
 from rlhf_core.contract import Input
@@ -88,10 +89,10 @@ def run(folder: Path, inputs: dict[str, Input], moment: str, ray_address: str, w
     class Cluster(RayCluster):
         @contextmanager
         def workers(
-            self, placement: Placement, factory: Callable[..., Any], /, *args: Any
+            self, placement: Placement, engine: EngineConfig, factory: Callable[..., Any], /, *args: Any
         ) -> Iterator[RayWorkerGroup[Any]]:
             held = folder if moment == "the middle of a step" else None
-            with super().workers(placement, Worker, held, *args) as group:
+            with super().workers(placement, engine, Worker, held, *args) as group:
                 yield group
                 group.call(Worker.leave_state, folder)
 

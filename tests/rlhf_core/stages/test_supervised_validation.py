@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_core.chat.encoding import encode_completion, encode_conversation, encode_text, load_tokenizer
 from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.stages.language_models import PretrainConfig, SFTConfig
 from rlhf_core.config.stages.reward_models import RewardModelConfig
 from rlhf_core.contract import Input, Output
@@ -73,8 +74,8 @@ class ClusterOf(InProcessCluster):
         super().__init__()
         self._worker = worker
 
-    def workers(self, placement: Placement, factory: Callable[..., Any], /, *args: Any) -> Any:
-        return super().workers(placement, self._worker, *args)
+    def workers(self, placement: Placement, engine: EngineConfig, factory: Callable[..., Any], /, *args: Any) -> Any:
+        return super().workers(placement, engine, self._worker, *args)
 
 
 def run_sft(
