@@ -1,7 +1,8 @@
 """RL on two ranks and two engines in every combination of PPO or GRPO, all weights or LoRA, ZeRO 2 or 3, and devices of
-their own or shared: each killed in the middle of a step, resumed, and compared with a run that nothing disturbs.
+their own or shared, and with the tokens of each batch shared by both ranks: each killed in the middle of a step,
+resumed, and compared with a run that nothing disturbs.
 
-`python -m tests.rl_matrix` runs all sixteen; `python -m tests.rl_matrix ppo-lora-zero3-hybrid ...` those named.
+`python -m tests.rl_matrix` runs all eighteen; `python -m tests.rl_matrix ppo-lora-zero3-hybrid ...` those named.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ COMBINATIONS: dict[str, RLConfig] = {
         zero, algorithm, lora=lora, hybrid=hybrid
     )
     for algorithm, lora, zero, hybrid in product(("grpo", "ppo"), (False, True), (2, 3), (False, True))
+} | {
+    "grpo-full-zero3-sequence": two_by_two(3, sequence=2),
+    "ppo-lora-zero2-sequence": two_by_two(2, "ppo", lora=True, sequence=2),
 }
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.stages.base_model import FolderModel, ScratchModel
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.models.folders.attention_names import attention_problem
-from rlhf_core.models.folders.folder import text_config
+from rlhf_core.models.folders.folder import depends_on_longest, text_config
 from rlhf_core.models.folders.headers import stored_tensors
 from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.folders.scratch import linear_layers
@@ -27,6 +28,16 @@ def engine_problems(engine: EngineConfig, node: Draft, context: CheckContext) ->
         yield from () if unfit is None else (f"{node.section}.engine.attention: {unfit}",)
     if engine.freeze_vision and not reads_images(model.settings):
         yield f"{node.section}.engine.freeze_vision: this model reads text alone: leave it out"
+    if engine.sequence_parallel > 1 and (reason := _keeps_tokens_together(model.settings)) is not None:
+        yield f"{node.section}.engine.sequence_parallel: {reason}, so workers cannot share its tokens: leave it out"
+
+
+def _keeps_tokens_together(settings: Mapping[str, Any]) -> str | None:
+    if reads_images(settings):
+        return "this model reads images"
+    return (
+        "the factors of this model's positions depend on the longest sequence" if depends_on_longest(settings) else None
+    )
 
 
 def adapter_problems(

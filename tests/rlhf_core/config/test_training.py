@@ -12,7 +12,9 @@ from rlhf_core.config.base import result_settings
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.inputs import input_settings
+from rlhf_core.config.stages.distillation import DistillationConfig
 from rlhf_core.config.stages.language_models import PretrainConfig, SFTConfig
+from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.config.stages.reward_models import RewardModelConfig
 from rlhf_core.config.stages.trained import OptimizerConfig, SupervisedConfig
 
@@ -38,6 +40,10 @@ def sft(optimizer: dict[str, Any], engine: dict[str, Any]) -> SFTConfig:
             "cannot be done where zero_stage 3 shards",
         ),
         ({"compiled": True, "gradient_checkpointing": "selective"}, "selective is not for compiled layers"),
+        (
+            {"sequence_parallel": 2, "attention": "eager"},
+            "exchanges tokens in the attention sdpa, but attention is eager",
+        ),
     ],
 )
 def test_what_cannot_be_together_is_refused(engine: dict[str, Any], problem: str) -> None:
@@ -65,7 +71,13 @@ def test_a_run_may_resume_at_another_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "gpus", "tokens"), [({}, 0.0, 2048), ({}, 1.0, 16384), ({"tokens_per_micro_batch": 7}, 1.0, 7)]
+    ("engine", "gpus", "tokens"),
+    [
+        ({}, 0.0, 2048),
+        ({}, 1.0, 16384),
+        ({"tokens_per_micro_batch": 7, "sequence_parallel": 4}, 1.0, 7),
+        ({"sequence_parallel": 4}, 1.0, 4 * 16384),
+    ],
 )
 def test_a_forward_has_fewer_tokens_on_cpus(engine: dict[str, Any], gpus: float, tokens: int) -> None:
     placement = Placement(gpus_per_worker=gpus)
@@ -163,3 +175,36 @@ def test_a_stage_without_validation_keeps_its_key() -> None:
     plain, validated = (SFTConfig.model_validate({**TRAINED, **more}) for more in ({}, {"validation": HELD_OUT}))
     assert "validation" not in result_settings(plain)
     assert result_settings(validated)["validation"] == {"every_steps": 2, "metric": "loss", "keep": "best"}
+
+
+SHARED = {
+    "dataset": "d", "batch_size": 2, "max_length": 8, "optimizer": {"learning_rate": 1e-3},
+    "engine": {"sequence_parallel": 2}, "placement": {"workers": 4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "problem"),
+    [
+        (SFTConfig, {"placement": {"workers": 3}}, "engine.sequence_parallel is 2, which does not divide placement.wo"),
+        (SFTConfig, {"batch_size": 1}, "batch_size is 1, fewer than placement.workers=4 / engine.sequence_parallel=2"),
+        (PreferenceConfig, {"reference": {"engine": {}}}, "reference.engine.sequence_parallel is 1, but the policy's"),
+        (
+            DistillationConfig, {"teacher": {"model": "t", "engine": {}}},
+            "engine.sequence_parallel is 2, but 1 in the engine of the teacher, on the same workers",
+        ),
+    ],
+)  # fmt: skip
+def test_workers_that_share_tokens_are_divided_alike(
+    config: type[SupervisedConfig], settings: dict[str, Any], problem: str
+) -> None:
+    more = {"losses": {"dpo": {"type": "dpo"}}} if config is PreferenceConfig else {}
+    with pytest.raises(ValidationError, match=problem):
+        config.model_validate({**SHARED, **more, **settings})
+
+
+def test_a_key_names_the_workers_that_share_tokens_if_there_are_several() -> None:
+    shared = SFTConfig.model_validate(SHARED)
+    alone = SFTConfig.model_validate({**SHARED, "engine": {"sequence_parallel": 1}})
+    assert result_settings(shared)["engine"]["sequence_parallel"] == 2
+    assert "sequence_parallel" not in result_settings(alone)["engine"]

@@ -250,6 +250,7 @@ KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
               evaluated("rl")), []),
         (put("sft", "engine", value={"freeze_vision": True}),
          ["sft.engine.freeze_vision: this model reads text alone: leave it out"]),
+        (both(put("sft", "engine", value={"sequence_parallel": 2}), put("sft", "placement", value={"workers": 2})), []),
         (both(first(other=SHORT), put("mixed", value=MIXED), evaluated("rl")), []),
         (both(first(other=two_heads()), put("mixed", value=MIXED), evaluated("rl")),
          ["mixed.others.0.model: its num_attention_heads is 2, and that of `model` is 4: only models of one"]),

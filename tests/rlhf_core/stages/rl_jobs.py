@@ -47,12 +47,12 @@ CONFIG = rl_config()
 
 
 def two_by_two(
-    zero_stage: Literal[2, 3], algorithm: str = "grpo", *, lora: bool = False, hybrid: bool = False
+    zero_stage: Literal[2, 3], algorithm: str = "grpo", *, lora: bool = False, hybrid: bool = False, sequence: int = 1
 ) -> RLConfig:
-    """Two ranks and two engines, which are to share two devices if `hybrid`."""
+    """Two ranks and two engines, which are to share two devices if `hybrid`. sequence: ranks that share tokens."""
     return rl_config(
         algorithm,
-        engine={"dtype": "float32", "zero_stage": zero_stage},
+        engine={"dtype": "float32", "zero_stage": zero_stage, "sequence_parallel": sequence},
         placement={"workers": 2, "cpus_per_worker": 0.5, "threads": 1},
         rollout={
             **_SETTINGS["rollout"],

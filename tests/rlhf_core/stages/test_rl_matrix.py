@@ -1,6 +1,6 @@
 """RL as a job, with two vLLM engines and two DeepSpeed ranks: killed in the middle of a step, and submitted again.
 
-Two of the sixteen combinations that `make rl-matrix` runs: between them each choice is made in both ways.
+Three of the eighteen combinations that `make rl-matrix` runs: between them each choice is made in both ways.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["grpo-full-zero2-own", "ppo-lora-zero3-hybrid"])
+@pytest.mark.parametrize("name", ["grpo-full-zero2-own", "ppo-lora-zero3-hybrid", "ppo-lora-zero2-sequence"])
 def test_a_killed_job_ends_as_if_it_had_not_been(ray_cluster: None, tmp_path: Path, name: str) -> None:
     address = ray.get_runtime_context().gcs_address
     found = killed_and_whole(COMBINATIONS[name], job_inputs(tmp_path / "inputs"), tmp_path, address)
