@@ -98,7 +98,7 @@ def work(scale: Scale, batch: PackedBatch, *, tree: bool, passes: tuple[float, f
         computed = len(grown.kept)
         pairs = sum(
             float((group.real.sum(1).double() * (group.keys.shape[1] - group.queries.shape[1] / 2)).sum())
-            for group in grown.groups
+            for group in grown.plan.groups
         )
     backbone = 2 * weights * computed + 4 * heads * layers * pairs
     head = 2 * c["hidden_size"] * c["vocab_size"] * batch.num_trained_tokens

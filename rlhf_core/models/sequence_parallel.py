@@ -77,7 +77,8 @@ class CutTree:
         ]
         output = attention(rows[0], rows[1], rows[2], self.tree.plan)
         back = self._exchanged(output.squeeze(0).flatten(1).unflatten(0, (self.ranks, -1)))  # (P, n / P, H / P * e)
-        return back.transpose(0, 1).flatten(1).unflatten(-1, (-1, value.shape[-1])).unsqueeze(0)
+        whole: Tensor = back.transpose(0, 1).flatten(1).unflatten(-1, (-1, value.shape[-1]))
+        return whole.unsqueeze(0)
 
     def _exchanged(self, values: Tensor) -> Tensor:
         """Send values[r] to rank r; return those received, by sender. values: (P, n / P, ...)."""
@@ -158,7 +159,8 @@ class _Exchanged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _exchanged(gradients[0], *ctx.sizes, ctx.mesh), None, None, None
+        sent, received = ctx.sizes
+        return _exchanged(gradients[0], sent, received, ctx.mesh), None, None, None
 
 
 class _Gathered(torch.autograd.Function):

@@ -89,6 +89,10 @@ class EngineConfig(Config):
             raise ValueError(
                 f"sequence_parallel exchanges tokens in the attention sdpa, but attention is {self.attention}; set sdpa"
             )
+        if self.sequence_parallel > 1 and self.compiled:
+            raise ValueError(
+                "compiled layers were not tested with tokens that workers share (sequence_parallel); leave one out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -40,6 +40,7 @@ def sft(optimizer: dict[str, Any], engine: dict[str, Any]) -> SFTConfig:
             "cannot be done where zero_stage 3 shards",
         ),
         ({"compiled": True, "gradient_checkpointing": "selective"}, "selective is not for compiled layers"),
+        ({"sequence_parallel": 2, "compiled": True}, "compiled layers were not tested with tokens that workers share"),
         (
             {"sequence_parallel": 2, "attention": "eager"},
             "exchanges tokens in the attention sdpa, but attention is eager",
