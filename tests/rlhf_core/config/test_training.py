@@ -206,6 +206,6 @@ def test_workers_that_share_tokens_are_divided_alike(
 
 def test_a_key_names_the_workers_that_share_tokens_if_there_are_several() -> None:
     shared = SFTConfig.model_validate(SHARED)
-    alone = SFTConfig.model_validate({**SHARED, "engine": {"sequence_parallel": 1}})
+    alone = SFTConfig.model_validate({**SHARED, "batch_size": 4, "engine": {"sequence_parallel": 1}})
     assert result_settings(shared)["engine"]["sequence_parallel"] == 2
     assert "sequence_parallel" not in result_settings(alone)["engine"]
