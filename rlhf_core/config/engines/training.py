@@ -53,7 +53,7 @@ class EngineConfig(Config):
         description="compile the model's layers with torch: faster steps, the first ones minutes longer; changes "
         "rounding, and needs a zero_stage below 3",
     )
-    sequence_parallel: Processes = since_default(
+    sequence_parallel: Processes = operational(
         1, description="number of workers that share the tokens of each batch, for sequences longer than a device holds"
     )
     freeze_vision: bool = since_default(False, description="freeze the vision encoder of a model that reads images")

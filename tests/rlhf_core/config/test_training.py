@@ -63,11 +63,11 @@ def test_bfloat16_is_sharded_at_least_as_stage_2(engine: dict[str, Any], stage: 
     assert EngineConfig.model_validate(engine).sharding == stage
 
 
-def test_a_run_may_resume_at_another_stage() -> None:
+def test_a_run_may_resume_with_its_tensors_and_tokens_divided_otherwise() -> None:
     """Its key is that of stage 2, as when the stage was part of it."""
     keyed = result_settings(EngineConfig())
     assert keyed["zero_stage"] == 2
-    assert result_settings(EngineConfig(zero_stage=3)) == keyed
+    assert result_settings(EngineConfig(zero_stage=3, sequence_parallel=4)) == keyed
     assert result_settings(EngineConfig(dtype="float32")) != keyed
 
 
@@ -202,10 +202,3 @@ def test_workers_that_share_tokens_are_divided_alike(
     more = {"losses": {"dpo": {"type": "dpo"}}} if config is PreferenceConfig else {}
     with pytest.raises(ValidationError, match=problem):
         config.model_validate({**SHARED, **more, **settings})
-
-
-def test_a_key_names_the_workers_that_share_tokens_if_there_are_several() -> None:
-    shared = SFTConfig.model_validate(SHARED)
-    alone = SFTConfig.model_validate({**SHARED, "batch_size": 4, "engine": {"sequence_parallel": 1}})
-    assert result_settings(shared)["engine"]["sequence_parallel"] == 2
-    assert "sequence_parallel" not in result_settings(alone)["engine"]
