@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rlhf_core.errors import StageError
 from rlhf_core.models.folders.headers import WEIGHTS_INDEX, stored_tensors, weight_files
+from rlhf_core.models.safetensors_file import DTYPES, write_safetensors
 
 # One tensor of the first model and those of the others, in float64 -> that of the result.
 Mix = Callable[[Tensor, Sequence[Tensor]], Tensor]
@@ -73,20 +74,23 @@ def _trimmed(change: Tensor, density: float) -> Tensor:
 
 
 def mix_models(folder: Path, others: Sequence[Path], mix: Mix, out_folder: Path) -> None:
-    """Write the weights of `folder`, mixed with those of `others`, in its shards and dtypes: one shard in memory.
+    """Write the weights of `folder`, mixed with those of `others`, in its shards and dtypes: one tensor in memory.
 
     Raises StageError if the models do not have the same tensors, or a result is not finite.
     """
     _require_same_tensors(folder, others)
-    for name in weight_files(folder):
-        with ExitStack() as stack:
-            opened = [_opened(stack, other) for other in others]
-            file: Any = stack.enter_context(safe_open(folder / name, framework="pt"))
-            mixed = {
-                key: _mixed(key, file.get_tensor(key), [tensors[key].get_tensor(key) for tensors in opened], mix)
-                for key in file.keys()  # noqa: SIM118 (it is no mapping)
-            }
-        save_file(mixed, out_folder / name, metadata={"format": "pt"})
+    with ExitStack() as stack:
+        given, *opened = (_opened(stack, each) for each in (folder, *others))
+        files = defaultdict[Path, dict[str, Tensor]](dict)
+        for key, stored in stored_tensors(folder).items():
+            files[out_folder / stored.file][key] = torch.empty(stored.shape, dtype=DTYPES[stored.dtype], device="meta")
+        write_safetensors(
+            files,
+            (
+                (key, _mixed(key, file.get_tensor(key), [tensors[key].get_tensor(key) for tensors in opened], mix))
+                for key, file in given.items()
+            ),
+        )
     for name in ("config.json", WEIGHTS_INDEX):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out_folder / name)
@@ -94,7 +98,8 @@ def mix_models(folder: Path, others: Sequence[Path], mix: Mix, out_folder: Path)
 
 def _opened(stack: ExitStack, folder: Path) -> dict[str, Any]:
     """Return the open file of each tensor."""
-    files = [stack.enter_context(safe_open(folder / name, framework="pt")) for name in weight_files(folder)]
+    # By default safetensors maps files into memory, where all that was read stays.
+    files = [stack.enter_context(safe_open(folder / name, "pt", backend="pread")) for name in weight_files(folder)]
     return {key: file for file in files for key in file.keys()}  # noqa: SIM118 (it is no mapping)
 
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from rlhf_core.errors import StageError
 
 # By name in a header, in the order in which safetensors lays out tensors: wide ones first, so that all are aligned.
-_DTYPES = {
+DTYPES = {
     "I64": torch.int64, "F64": torch.float64, "F32": torch.float32, "I32": torch.int32, "BF16": torch.bfloat16,
     "F16": torch.float16, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_ORDER = list(_DTYPES)
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_ORDER = list(DTYPES)
 
 
 def write_safetensors(files: Mapping[Path, Mapping[str, Tensor]], weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -81,7 +81,7 @@ def read_layout(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     for file, name in _opened(folder):
         part = file.get_slice(name)
         stored: str = part.get_dtype()
-        kind = dtype if stored.startswith(("F", "BF")) else _DTYPES[stored]
+        kind = dtype if stored.startswith(("F", "BF")) else DTYPES[stored]
         layout[name] = torch.empty(part.get_shape(), dtype=kind, device="meta")
     return layout
 
