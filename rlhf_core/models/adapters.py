@@ -21,6 +21,7 @@ from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models.folders.folder import ADAPTER_WEIGHTS
 from rlhf_core.models.folders.remote_code import VISION_CONNECTOR, VISION_ENCODER, VISION_MODELS
 from rlhf_core.models.folders.targets import target_problem
+from rlhf_core.models.sharded_loading import full_shape
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -119,7 +120,7 @@ def _expert_blocks(model: transformers.PreTrainedModel) -> tuple[str, ...]:
     stacks = [
         name
         for name, layer in model.named_modules()
-        if not isinstance(layer, nn.Conv1d) and any(p.ndim == 3 for p in layer.parameters(recurse=False))
+        if not isinstance(layer, nn.Conv1d) and any(len(full_shape(p)) == 3 for p in layer.parameters(recurse=False))
     ]
     return tuple(sorted({f"{name.rpartition('.')[0]}." for name in stacks}))
 
@@ -237,4 +238,4 @@ def _frozen_weights(model: PeftModel) -> dict[str, _Weight]:
 
 
 def _kind(parameter: nn.Parameter) -> str:
-    return f"{parameter.dtype} {tuple(parameter.shape)}"
+    return f"{parameter.dtype} {tuple(full_shape(parameter))}"

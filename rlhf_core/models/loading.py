@@ -31,6 +31,7 @@ from rlhf_core.models.folders.folder import (
 from rlhf_core.models.folders.headers import read_object
 from rlhf_core.models.folders.remote_code import VISION_ENCODER, reads_images
 from rlhf_core.models.safetensors_file import without_memory, write_safetensors
+from rlhf_core.models.sharded_loading import Sharding
 from rlhf_core.models.weights import load_weights
 
 if TYPE_CHECKING:
@@ -53,14 +54,16 @@ def load_causal_model(
     lora: LoraConfig | None = None,
     gradient_checkpointing: GradientCheckpointing = False,
     freeze_vision: bool = False,
+    sharding: Sharding | None = None,
 ) -> transformers.PreTrainedModel | PeftModel:
     """Load the causal language model in `folder`; with `lora`, frozen under a fresh adapter (which starts as identity).
 
     freeze_vision: do not train the vision encoder; the folder's model must read images.
+    sharding: divides the weights over the ranks as they are read; none: this rank loads all of them.
 
     Raises StageError if the weights in the folder are incomplete, or do not match its config.
     """
-    model = load_weights(folder, "causal", dtype=dtype, attn_implementation=attention)
+    model = load_weights(folder, "causal", sharding=sharding, dtype=dtype, attn_implementation=attention)
     if freeze_vision:
         _freeze_vision(model, folder)
     return _prepare(model, "CAUSAL_LM", lora, gradient_checkpointing)
@@ -82,11 +85,13 @@ def load_scalar_model(
     gradient_checkpointing: GradientCheckpointing = False,
     seed: int = 0,
     head_factor: float = 1.0,
+    sharding: Sharding | None = None,
 ) -> transformers.PreTrainedModel | PeftModel:
     """Load a model with one scalar output per token, AutoModelForSequenceClassification with one label.
 
     A folder of a causal model gives its backbone and a fresh head, drawn from N(0, 1 / (hidden size + 1)) with `seed`.
     head_factor: of the scores.
+    sharding: divides the weights below the head over the ranks as they are read; none: this rank loads all of them.
     Raises StageError if the architecture has no `score` head, if the folder's head has several labels, or if the
     weights in the folder are incomplete, or do not match its config.
     """
@@ -94,7 +99,9 @@ def load_scalar_model(
     trained_head = is_classifier(config)
     if trained_head and num_labels(config) != 1:
         raise StageError(f"{folder}: this classifier has several labels; a scalar model has one")
-    model = load_weights(folder, "scalar", new_head=not trained_head, dtype=dtype, attn_implementation=attention)
+    model = load_weights(
+        folder, "scalar", new_head=not trained_head, sharding=sharding, dtype=dtype, attn_implementation=attention
+    )
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear):
         raise StageError(f"{type(model).__name__} has no linear `score` head; scalar models of it are not supported")

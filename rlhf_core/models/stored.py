@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from rlhf_core.models.adapters import adapter_state, is_adapted
+from rlhf_core.models.sharded_loading import full_shape
 
 
 def stored_state(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -65,7 +66,7 @@ def saved_weights(model: nn.Module) -> dict[str, Tensor]:
 def stored_layout(model: nn.Module) -> dict[str, Tensor]:
     """Name, shape and dtype of each tensor of a folder of `model`, as tensors without memory."""
     empty = {
-        name: torch.empty(getattr(tensor, "ds_shape", tensor.shape), dtype=tensor.dtype, device="meta")
+        name: torch.empty(full_shape(tensor), dtype=tensor.dtype, device="meta")
         for name, tensor in saved_weights(model).items()
     }
     return {

@@ -6,7 +6,7 @@ By itself transformers initialises missing or misshapen ones at random, with a w
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from rlhf_core.models.folders.class_config import (
 from rlhf_core.models.folders.folder import GENERATION_CONFIG, Head
 from rlhf_core.models.folders.headers import StoredTensor, stored_tensors
 from rlhf_core.models.folders.remote_code import REMOTE_CODE, reads_images
+from rlhf_core.models.sharded_loading import Sharding, divided_as_loaded
 from rlhf_core.system.listing import some
 
 Shape = tuple[int, ...]
@@ -32,16 +33,23 @@ Shape = tuple[int, ...]
 _MOST_NAMED = 3  # tensors in a message
 
 
-def load_weights(folder: Path, head: Head, *, new_head: bool = False, **options: Any) -> transformers.PreTrainedModel:
+def load_weights(
+    folder: Path, head: Head, *, new_head: bool = False, sharding: Sharding | None = None, **options: Any
+) -> transformers.PreTrainedModel:
     """Load the model in `folder`, with all of its weights from there. options: of transformers' `from_pretrained`.
 
     new_head: the folder is a causal model's, and the head of the scalar one is still to be initialised.
+    sharding: divides each parameter over the ranks as soon as it is read.
     Raises StageError for weights that are missing, unexpected or misshapen: except those that transformers leaves out
     on purpose (`_keys_to_ignore_on_load_…`, buffers of old checkpoints, a head that is the embedding).
     """
-    if new_head:
-        require_fit(folder, "causal")  # the output head, which the scalar model leaves out, belongs to that
-    model, info = _from_pretrained(folder, head, options)
+    if new_head or sharding is not None:
+        # The output head, which a scalar model leaves out, belongs to the causal one.
+        require_fit(folder, "causal" if new_head else head)
+    with nullcontext({}) if sharding is None else divided_as_loaded(folder, sharding) as state:
+        model, info = _from_pretrained(folder, head, {**options, **({"state_dict": state} if state else {})})
+    if sharding is not None:
+        _set_from_folder(model, folder)
     if new_head:
         missing = {name for name in info["missing_keys"] if not name.startswith("score.")}
         info = {**info, "missing_keys": missing, "unexpected_keys": set()}
@@ -49,6 +57,16 @@ def load_weights(folder: Path, head: Head, *, new_head: bool = False, **options:
     for untied, source in _tied(model).items() - dict(getattr(model, "all_tied_weights_keys", {})).items():
         raise StageError(f"{folder}: {not_one(untied, source)}")
     return model
+
+
+def _set_from_folder(model: Any, folder: Path) -> None:
+    """Set what `from_pretrained` reads from the folder beside the weights, which a state dict replaces."""
+    model.config.name_or_path = str(folder)
+    if model.can_generate():
+        model.adjust_generation_fn(
+            None, True, None, str(folder), cache_dir=None, force_download=False, proxies=None, local_files_only=True,
+            token=None, revision=None, subfolder="", trust_remote_code=False,
+        )  # fmt: skip
 
 
 def require_fit(folder: Path, head: Head) -> transformers.PreTrainedModel:

@@ -17,7 +17,7 @@ from rlhf_core.models.loading import load_causal_model, load_scalar_adapter, loa
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.shift import from_before
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
-from rlhf_core.training.build import build_engine
+from rlhf_core.training.build import build_engine, sharding
 from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.randomness import seed_everything
@@ -104,7 +104,7 @@ def _load(role: Role, folder: Path, base: SharedBase | None) -> nn.Module:
         return load_scalar_adapter(base.folder, folder / ADAPTER, dtype=dtype, attention=engine.attention)
     options: dict[str, Any] = {
         "dtype": dtype, "attention": engine.attention, "lora": role.lora,
-        "gradient_checkpointing": engine.gradient_checkpointing and trained,
+        "gradient_checkpointing": engine.gradient_checkpointing and trained, "sharding": sharding(engine),
     }  # fmt: skip
     if role.head == "causal":
         return load_causal_model(folder, freeze_vision=engine.freeze_vision and trained, **options)

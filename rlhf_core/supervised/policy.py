@@ -10,6 +10,7 @@ from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.supervised.worker import C, SupervisedWorker
+from rlhf_core.training.build import sharding
 
 
 class PolicyWorker(SupervisedWorker[C]):
@@ -24,6 +25,7 @@ class PolicyWorker(SupervisedWorker[C]):
             lora=self.config.adapter,
             gradient_checkpointing=engine.gradient_checkpointing,
             freeze_vision=engine.freeze_vision,
+            sharding=sharding(engine),
         )
         if self.config.moe_coefficient > 0:
             experts_per_token(model)

@@ -22,6 +22,7 @@ from rlhf_core.models.routing import experts_per_token
 from rlhf_core.models.shift import before, predicted_places
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.worker import C, SupervisedWorker
+from rlhf_core.training.build import sharding
 from rlhf_core.types import PackedBatch
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class ScalarWorker(SupervisedWorker[C]):
             lora=config.adapter,
             gradient_checkpointing=config.engine.gradient_checkpointing,
             seed=self.seed,
+            sharding=sharding(config.engine),
         )
         if config.moe_coefficient > 0:
             experts_per_token(model)

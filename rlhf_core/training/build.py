@@ -6,8 +6,15 @@ from torch import nn
 
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.stages.trained import OptimizerConfig
+from rlhf_core.models.sharded_loading import Sharding
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.deepspeed_sharding import ZeroSharding
 from rlhf_core.training.engine import TrainingEngine
+
+
+def sharding(engine: EngineConfig) -> Sharding | None:
+    """How weights are divided over the ranks as they are loaded; none: each rank loads the whole model."""
+    return ZeroSharding(engine) if engine.zero_stage == 3 else None
 
 
 def build_engine(

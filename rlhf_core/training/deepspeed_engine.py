@@ -21,6 +21,7 @@ from rlhf_core.metrics import Metric, merged
 from rlhf_core.models.dropout import set_train_mode
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.models.packed import PackedModel
+from rlhf_core.models.sharded_loading import full_shape
 from rlhf_core.models.stored import stored_layout
 from rlhf_core.training.deepspeed_layouts import layouts
 from rlhf_core.training.deepspeed_offload import offload_states, reload_states
@@ -110,8 +111,11 @@ class DeepSpeedEngine:
         if self._config.deepspeed and (wrong := problems(self._config.deepspeed)):
             raise StageError("; ".join(f"engine.deepspeed.{name}: {problem}" for name, problem in wrong))
         deepspeed = import_deepspeed()
-        parameters = sum(p.numel() for p in model.parameters())
+        parameters = sum(full_shape(p).numel() for p in model.parameters())
         settings = deepspeed_settings(self._config, self._optimizer_config, parameters)
+        if self._config.zero_stage == 3:
+            for buffer in model.buffers():  # by itself DeepSpeed leaves those of a divided model where they are
+                buffer.data = buffer.data.to(self.device)
         started, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=settings)
         if self._manual and self.mesh.size == 1:
             started.enable_backward_allreduce = False  # with one rank it would only copy all gradients

@@ -15,6 +15,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import base_model
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.models.output_head import backbone
+from rlhf_core.models.sharded_loading import full_shape
 from rlhf_core.training.muon import Muon
 
 # Muon gathers the gradients of one group at a time: 0.5 GiB in float32.
@@ -68,7 +69,7 @@ def muon_groups(model: nn.Module, config: OptimizerConfig, settings: MuonConfig)
     trained = _trained(model)
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     assert isinstance(model.model, nn.Module)
-    hidden = {id(p) for p in backbone(base_model(model.model)).parameters() if p.ndim == 2} - embeddings
+    hidden = {id(p) for p in backbone(base_model(model.model)).parameters() if len(full_shape(p)) == 2} - embeddings
     matrices = [p for p in trained if id(p) in hidden]
     if not matrices:
         raise StageError("optimizer.name is muon, but no matrix of a hidden layer is trained here; use adamw")
@@ -92,17 +93,25 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 def _by_decay(parameters: Iterable[nn.Parameter], weight_decay: float, *, lr_scale: float) -> list[dict[str, Any]]:
     parameters = list(parameters)
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay, "lr_scale": lr_scale},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "lr_scale": lr_scale},
+        {
+            "params": [p for p in parameters if _dimensions(p) >= 2],
+            "weight_decay": weight_decay,
+            "lr_scale": lr_scale,
+        },
+        {"params": [p for p in parameters if _dimensions(p) < 2], "weight_decay": 0.0, "lr_scale": lr_scale},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _dimensions(parameter: nn.Parameter) -> int:
+    return len(full_shape(parameter))
 
 
 def _shares(parameters: Iterable[nn.Parameter], limit: int) -> Iterator[list[nn.Parameter]]:
     """Split the parameters in order into lists of at most `limit` elements; a larger parameter has its own list."""
     share: list[nn.Parameter] = []
     for parameter in parameters:
-        if share and sum(p.numel() for p in share) + parameter.numel() > limit:
+        if share and sum(full_shape(p).numel() for p in [*share, parameter]) > limit:
             yield share
             share = []
         share.append(parameter)

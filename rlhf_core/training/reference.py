@@ -16,7 +16,7 @@ from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.models.adapters import is_adapted
 from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PackedModel, PolicyModel
-from rlhf_core.training.build import build_engine
+from rlhf_core.training.build import build_engine, sharding
 from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.types import PackedBatch
 
@@ -78,7 +78,9 @@ class FrozenCopy:
     ) -> None:
         """offloaded: the weights are on the device only while `forward` runs, and in host memory otherwise.
         wrapper: of the model that is passed to `forward`'s function."""
-        model = load_causal_model(folder, dtype=torch_dtype(engine.dtype), attention=engine.attention)
+        model = load_causal_model(
+            folder, dtype=torch_dtype(engine.dtype), attention=engine.attention, sharding=sharding(engine)
+        )
         self.engine = build_engine(wrapper(model), engine=engine)
         self._offloaded = offloaded
         if offloaded:
