@@ -41,6 +41,14 @@ class StageError(AlignmentError):
     """A stage failed; it has published no artifact."""
 
 
+class StoppedError(StageError):
+    """A stage was stopped between two steps; it resumes from its newest checkpoint."""
+
+
+class PreemptedError(StoppedError):
+    """A stage was stopped since a node of it is taken away; it is to resume on others."""
+
+
 class NothingLeftError(StageError):
     """A stage cannot use any of its completions; those of other prompts may be usable."""
 

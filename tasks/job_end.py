@@ -6,7 +6,7 @@ import re
 
 from ray.job_submission import JobDetails, JobErrorType, JobStatus
 
-from rlhf_core.errors import NothingLeftError, StageError, shortened
+from rlhf_core.errors import NothingLeftError, PreemptedError, StageError, shortened
 from rlhf_core.processes.lines import how_it_ended
 from tasks.job_log import JobLog
 
@@ -21,6 +21,10 @@ class JobWithNothingLeftError(JobEndedError, NothingLeftError):
 
 class JobNotStartedError(JobEndedError):
     """Ray gave up the job before its process started, so that it may be submitted again."""
+
+
+class JobPreemptedError(JobEndedError):
+    """The job ended since a node of it is taken away; submitted again, it resumes on others."""
 
 
 class JobCancelledError(StageError):
@@ -38,8 +42,8 @@ def require_success(job_id: str, details: JobDetails, log: JobLog, where: str) -
     # Ray's message repeats the end of the log after a comma.
     ended = in_one_line((details.message or "no reason given").partition(", last available logs")[0])
     reason = log.error or f"{cause_of_end(ended)}; the log's last line: {log.last_line or '(none)'}"
-    nothing_left = log.error is not None and log.error.type == NothingLeftError.__name__
-    raise (JobWithNothingLeftError if nothing_left else JobEndedError)(f"{reason}; {where}")
+    kinds = {NothingLeftError.__name__: JobWithNothingLeftError, PreemptedError.__name__: JobPreemptedError}
+    raise kinds.get(log.error.type if log.error else "", JobEndedError)(f"{reason}; {where}")
 
 
 def cause_of_end(message: str) -> str:

@@ -5,6 +5,7 @@ A job is a stage's process on the cluster, which outlives the process that submi
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -20,6 +21,7 @@ from rlhf_core.actors import forwarding
 from rlhf_core.actors.placement import runtime_environment
 from rlhf_core.actors.room import NODES, Bundle, alive_nodes, autoscaling, is_starting, require_possible
 from rlhf_core.errors import StackError, StageError
+from rlhf_core.system.stopping import grace_seconds
 from rlhf_core.tracking.protocol import Progress
 from tasks.job_end import JobCancelledError, JobEndedError, in_one_line, require_success
 from tasks.job_log import JobLog
@@ -32,9 +34,8 @@ _PENDING_SECONDS = 5.0  # after which a job that has not started is reported as 
 _PACKAGES = "/api/packages/gcs"
 _OF_EVERY_JOB: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
-    # In place of 3: killed earlier, a stopped job would leave its lease and its folders.
-    "RAY_JOB_STOP_WAIT_TIME_S": "10",
 }
+_CLEANUP_SECONDS = 10  # of a stopped job; killed earlier, it would leave its lease and its folders
 
 Result = TypeVar("Result")
 
@@ -158,12 +159,13 @@ class RayJobs:
             log.close()
         require_success(job_id, details, log, self.where_is_the_log(job_id))
 
-    def stop(self, job_id: str, *, timeout: float = 25.0) -> str:
+    def stop(self, job_id: str, *, timeout: float | None = None) -> str:
         """Stop the job, wait until it has ended, and return its final status. A no-op if it has ended already.
 
-        A job that is still PENDING after `timeout` seconds is left to Ray, which stops it as soon as it starts.
+        timeout: by default 25 s and those that it has for a checkpoint. A job that is still PENDING after `timeout` seconds is left to Ray, which stops it as soon as it starts.
         Raises StageError if it lives on, JobEndedError if the cluster is lost.
         """
+        timeout = 25.0 + grace_seconds() if timeout is None else timeout
         deadline = time.monotonic() + timeout
         variables = (self._details(job_id).runtime_env or {}).get("env_vars", {})
         if package := variables.get(forwarding.NAME_VARIABLE):
@@ -211,7 +213,7 @@ class RayJobs:
                 entrypoint=request.entrypoint,
                 entrypoint_num_cpus=request.cpus,
                 entrypoint_memory=request.memory or None,
-                runtime_env=runtime_environment({**_OF_EVERY_JOB, **shown}),
+                runtime_env=runtime_environment({**_OF_EVERY_JOB, **_stop_variables(), **shown}),
                 metadata=dict(request.metadata),
             )
         except RuntimeError:
@@ -289,6 +291,14 @@ class RayJobs:
                 f"lost the Ray cluster: nothing answers at {self.address} since {self._patience:.0f} s "
                 f"({in_one_line(cause)}); run again once it is back, finished stages are reused"
             ) from cause
+
+
+def _stop_variables() -> dict[str, str]:
+    """Return the variables of Ray's supervisor of a job, and of the job, for a stop."""
+    grace = grace_seconds()
+    return {
+        "RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(grace) + _CLEANUP_SECONDS), "ALIGNMENT_STOP_SECONDS": f"{grace:g}"
+    }  # fmt: skip
 
 
 def _poll_seconds(followed: float) -> float:

@@ -16,8 +16,9 @@ from rlhf_core.errors import StageError
 from rlhf_core.graph.graph import Node
 from rlhf_core.graph.user_files import named_variables
 from rlhf_core.pipeline.specs import RunSettings, store_spec
+from rlhf_core.system.stopping import grace_seconds
 from tasks.followers import Follower
-from tasks.job_end import JobEndedError, JobNotStartedError
+from tasks.job_end import JobEndedError, JobNotStartedError, JobPreemptedError
 from tasks.job_request import JobRequest, id_prefix
 from tasks.ray_jobs import JobWatcher, RayJobs
 
@@ -80,7 +81,7 @@ def stop_jobs_of(run_id: str, store: Store, jobs: RayJobs) -> list[str]:
     ]
     if followed:
         with ThreadPoolExecutor(len(followed)) as threads:
-            list(threads.map(lambda job_id: jobs.stop(job_id, timeout=15), followed))
+            list(threads.map(lambda job_id: jobs.stop(job_id, timeout=15 + grace_seconds()), followed))
     return followed
 
 
@@ -98,7 +99,7 @@ def _compute(request: JobRequest, jobs: RayJobs, watcher: StageWatcher, follower
             try:
                 watcher.submitted(job_id, attached)
                 jobs.follow(job_id, watcher)
-            except JobNotStartedError as error:
+            except (JobNotStartedError, JobPreemptedError) as error:
                 watcher.line(f"{error}: submitting it again")
                 continue
             except JobEndedError:

@@ -35,6 +35,7 @@ from deployments.cli.waiting import awaited
 from deployments.stack.automations import SILENT
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import AlignmentError, StackError
+from rlhf_core.system.stopping import grace_seconds
 from tasks.ray_jobs import connect
 from tasks.stage import stop_jobs_of
 
@@ -138,7 +139,7 @@ class _FollowedRun:
         """Cancel the run and return its state. Stops its jobs itself if no process of the run does."""
         try:
             self._client.set_flow_run_state(self._run_id, Cancelling(message=_CTRL_C))
-            limit = time.monotonic() + _CANCEL_SECONDS
+            limit = time.monotonic() + _CANCEL_SECONDS + grace_seconds()
             while time.monotonic() < limit:
                 state = self._client.read_flow_run(self._run_id).state
                 if state is not None and state.is_final():

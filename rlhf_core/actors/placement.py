@@ -12,6 +12,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from rlhf_core.actors import draining
 from rlhf_core.actors.room import Bundle, autoscaling, in_words, require_possible, total
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.engines.rollout import RolloutEngineConfig
@@ -72,6 +73,8 @@ def halves(placement: Placement, rollout: RolloutEngineConfig) -> tuple[Placemen
 def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[PlacementGroup]:
     """Reserve all of `bundles` or none, packed onto as few nodes as possible; release them on exit.
 
+    Until then the job is stopped, to be resumed elsewhere, once one of the nodes is drained.
+
     Waits for a busy cluster without limit, with a progress line every `every` seconds. Raises StageError at once for
     bundles that the cluster's current nodes could not hold if they were idle. Ray does not report whether nodes are
     added on demand, so the operator of an autoscaling cluster must set ALIGNMENT_AUTOSCALING=1 on its nodes: then
@@ -91,6 +94,7 @@ def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[Placemen
         ray.get(ready)
         if waited:
             progress.report(0, 0, f"Ray has reserved {in_words(needed, needed)}")
-        yield group
+        with draining.watch(group):
+            yield group
     finally:
         remove_placement_group(group)

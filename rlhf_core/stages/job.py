@@ -12,8 +12,10 @@ from types import FrameType
 
 from rlhf_core.actors import forwarding
 from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.errors import PreemptedError, StoppedError
 from rlhf_core.stages.full_disk import explained
 from rlhf_core.stages.runner import run_job
+from rlhf_core.system.stopping import STOPS, Stop, grace_seconds
 from rlhf_core.system.streams import escape_unknown_signs
 from rlhf_core.tracking.protocol import JobError, encode
 
@@ -32,21 +34,21 @@ def main() -> int:
     try:
         forwarding.receive()
         run_job(arguments.store, ArtifactRef(stage=arguments.stage, key=arguments.key))
-    except KeyboardInterrupt:
-        _print_error("Stopped", "the job was stopped before it had finished; nothing was published")
-        return STOPPED
+    except (KeyboardInterrupt, StoppedError) as error:
+        return _stopped(error)
     except SystemExit as error:
         # Ray replaces our handler of SIGTERM by its own, which exits with the signal's number.
-        if error.code == signal.SIGTERM:
-            _print_error("Stopped", "the job was stopped before it had finished; nothing was published")
-            return STOPPED
-        return _failed(error)
+        return _stopped(error) if error.code == signal.SIGTERM else _failed(error)
     except Exception as error:
-        return _failed(error)
+        # A stop ends processes of the user's code too, or takes a node away: their errors are not the stage's.
+        return _failed(error) if STOPS.requested is None else _stopped(error)
     return 0
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    if STOPS.between_steps and STOPS.requested is None:
+        STOPS.request(Stop("the job was stopped"), grace_seconds())
+        return
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     raise KeyboardInterrupt
 
@@ -59,12 +61,25 @@ def _stop_again(dropped: sys.UnraisableHookArgs) -> None:
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()  # not before this callback has ended
 
 
+def _stopped(error: BaseException) -> int:
+    stop = STOPS.requested or Stop("the job was stopped before it had finished")
+    message = str(error) if isinstance(error, StoppedError) else f"{stop.reason}; nothing was published"
+    if isinstance(error, Exception) and not isinstance(error, StoppedError):
+        _print_traceback(error)
+    _print_error(PreemptedError.__name__ if stop.preempted else "Stopped", message)
+    return STOPPED
+
+
 def _failed(error: BaseException) -> int:
-    sys.stderr.flush()
-    print(forwarding.redacted("".join(traceback.format_exception(error))), flush=True)
+    _print_traceback(error)
     explanation = explained(error)
     _print_error(type(explanation).__name__, str(explanation))
     return 1
+
+
+def _print_traceback(error: BaseException) -> None:
+    sys.stderr.flush()
+    print(forwarding.redacted("".join(traceback.format_exception(error))), flush=True)
 
 
 def _print_error(kind: str, message: str) -> None:

@@ -37,6 +37,7 @@ from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.manifests import manifest_of
 from rlhf_core.stages.table import STAGES
 from rlhf_core.system.scratch import scratch_folder
+from rlhf_core.system.stopping import STOPS
 from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.tracking.tracker import Tracker
 
@@ -208,6 +209,7 @@ def _workdir(spec: StageSpec) -> Iterator[Path]:
 
 def _interrupt_job() -> None:
     """Interrupt the main thread, from the heartbeat's; a signal reaches it also while it waits."""
+    STOPS.between_steps = False  # another process computes the same: a checkpoint would be in its way
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -150,6 +150,7 @@ VARIABLES: Mapping[str, Variable] = {
     "ALIGNMENT_SERVE_TOKEN": Variable(_token, secret=True),
     "ALIGNMENT_STACK_DIR": Variable(_stack_folder),
     "ALIGNMENT_STACK_TIMEOUT": Variable(_number("a number of seconds", "180", above=-1)),
+    "ALIGNMENT_STOP_SECONDS": Variable(_number("the seconds that a stopped job has for a checkpoint", "5", above=-1)),
     "ALIGNMENT_STORE": Variable(store_problem),
     "ALIGNMENT_WARM": Variable(_one_of("0", "1")),
     "ALIGNMENT_WARM_SOCKET": Variable(_socket),

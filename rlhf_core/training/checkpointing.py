@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile, Checkpoints
 from rlhf_core.config.stages.checkpoint import CheckpointConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.errors import IntegrityError
+from rlhf_core.errors import IntegrityError, PreemptedError, StoppedError
+from rlhf_core.system.stopping import STOPS, Stop
 from rlhf_core.tracking.protocol import METRICS_FILE
 from rlhf_core.training.background import Background
 from rlhf_core.training.group import WorkerGroup
@@ -51,8 +52,14 @@ class Checkpointing:
         """Restore workers, driver and logged metrics from the newest intact checkpoint.
 
         Returns its step, or 0 if there is none. total: steps of the whole run. A damaged checkpoint is reported and
-        skipped. Raises StageError if the checkpoint does not fit this run.
+        skipped. From now on a stop of the job waits for `after`.
+        Raises StageError if the checkpoint does not fit this run.
         """
+        done = self._resume(total)
+        STOPS.between_steps = self._config.every_steps is not None or self._config.every_minutes is not None
+        return done
+
+    def _resume(self, total: int) -> int:
         if not self._config.resume:
             self._context.checkpoints.clear()
             return 0
@@ -99,19 +106,34 @@ class Checkpointing:
     def after(self, step: int) -> None:
         """Start a checkpoint of the state after `step`, if one is due and the previous one has been written.
 
-        Raises the error of writing the previous one.
+        If the job is to stop, write one in any case, and raise StoppedError. Raises the error of writing the previous
+        one.
         """
+        if STOPS.requested is not None and STOPS.between_steps:
+            self._stop(step, STOPS.requested)
         if self._writing is not None:
             if self._writing.running:
                 return
-            self.finish()
+            self._wait()
         minutes = (time.monotonic() - self._last_time) / 60
         due = self._config.every_steps is not None and step - self._last_step >= self._config.every_steps
         if due or (self._config.every_minutes is not None and minutes >= self._config.every_minutes):
             self._save(step)
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written, if any, and raise its error."""
+        """Wait for the checkpoint that is being written, if any, and raise its error. The loop has ended."""
+        STOPS.between_steps = False
+        self._wait()
+
+    def _stop(self, step: int, stop: Stop) -> NoReturn:
+        self._wait()
+        if self._last_step != step:
+            self._save(step)
+            self._wait()
+        error = PreemptedError if stop.preempted else StoppedError
+        raise error(f"{stop.reason}; it resumes after step {step}, whose checkpoint is stored")
+
+    def _wait(self) -> None:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

@@ -1,4 +1,4 @@
-"""RL stages that run as jobs: a tiny GRPO or PPO, its spec as a flow stores it, and what came of it."""
+"""Stages that run as jobs: a tiny GRPO or PPO, the spec of any stage as a flow stores it, and what came of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.contract import Input
 from rlhf_core.graph.user_files import user_files
 from rlhf_core.stages.key import computing_libraries, stage_key
@@ -88,22 +89,26 @@ def job_inputs(folder: Path) -> dict[str, Input]:
 
 
 def specified(
-    repository: ArtifactRepository, inputs: Mapping[str, Input], root: Path, config: RLConfig = CONFIG
+    repository: ArtifactRepository,
+    inputs: Mapping[str, Input],
+    root: Path,
+    config: StageConfig = CONFIG,
+    name: str = "rl",
 ) -> StageSpec:
     """The inputs and the spec of the stage, stored as a flow stores them."""
     refs = {}
-    for name, item in inputs.items():
-        kind = Kind.DATASET if name == "dataset" else Kind.BASE_MODEL
-        refs[name] = repository.publish(item.manifest.model_copy(update={"kind": kind}), item.folder).ref
+    for role, item in inputs.items():
+        kind = Kind.DATASET if role == "dataset" else Kind.BASE_MODEL
+        refs[role] = repository.publish(item.manifest.model_copy(update={"kind": kind}), item.folder).ref
     root.mkdir(parents=True, exist_ok=True)
     (root / "reward.py").write_text(REWARD)
     files = user_files(config, root)
     for path in files:
         repository.put_blob(root / path)
-    libraries, stage = computing_libraries(), STAGES["rl"]
+    libraries, stage = computing_libraries(), STAGES[name]
     key = stage_key(stage, config, inputs=refs, user_files=files, seed=1, libraries=libraries)
     spec = StageSpec(
-        name="rl", stage="rl", stage_version=stage.version, key=key, config=config.model_dump(mode="json"), inputs=refs,
+        name=name, stage=name, stage_version=stage.version, key=key, config=config.model_dump(mode="json"), inputs=refs,
         user_files=files, seed=1, libraries=libraries, tracking={"wandb": False, "tensorboard": False},
     )  # fmt: skip
     repository.write_spec(spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rlhf_core.artifacts.checkpoints import Checkpoint
 from rlhf_core.config.stages.checkpoint import CheckpointConfig
-from rlhf_core.errors import StageError, StoreError
+from rlhf_core.errors import PreemptedError, StageError, StoppedError, StoreError
+from rlhf_core.system.stopping import STOPS, Stop
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.training.snapshots import SnapshotWorker
@@ -191,6 +192,43 @@ def test_without_a_whole_one_the_run_begins_anew(tmp_path: Path, capsys: pytest.
     assert new.checkpoints.resume(10) == 0
     assert new.group.call(Worker.tensors)[0]["w"].tolist() == [0.0] * 3
     assert "rank0.safetensors is damaged" in capsys.readouterr().out
+
+
+@pytest.fixture
+def stopped() -> Iterator[Callable[[Stop], None]]:
+    """Requests a stop of this process, which no deadline interrupts."""
+    yield lambda stop: STOPS.request(stop, seconds=600.0)
+    STOPS.clear()
+
+
+@pytest.mark.parametrize(("preempted", "error"), [(False, StoppedError), (True, PreemptedError)])
+def test_a_stop_writes_one_that_is_not_due_and_ends_the_run(
+    tmp_path: Path, stopped: Callable[[Stop], None], preempted: bool, error: type[StoppedError]
+) -> None:
+    run = Run(tmp_path, every_steps=100)
+    run.checkpoints.resume(10)
+    run.steps(1, 2, wait=False)
+    stopped(Stop("its node is taken away", preempted))
+    with pytest.raises(error, match="^its node is taken away; it resumes after step 3, whose checkpoint is stored$") as at:
+        run.steps(3, 5, wait=False)
+    assert at.type is error
+    assert Run(tmp_path).checkpoints.resume(10) == 3
+
+
+def test_a_run_without_checkpoints_and_one_that_is_done_leave_a_stop_to_its_signal(
+    tmp_path: Path, stopped: Callable[[Stop], None]
+) -> None:
+    never = Run(tmp_path)
+    never.checkpoints.resume(10)
+    assert not STOPS.between_steps
+    often = Run(tmp_path, every_steps=100)
+    often.checkpoints.resume(10)
+    assert STOPS.between_steps
+    often.checkpoints.finish()
+    assert not STOPS.between_steps
+    stopped(Stop("the job was stopped"))
+    never.steps(1, 2)
+    assert never.kept() == []
 
 
 def test_they_are_removed_where_resume_is_off(tmp_path: Path) -> None:
