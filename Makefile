@@ -13,7 +13,7 @@ CHECKS_PYTHON = $(if $(KIT),PYTHONPATH=$(KIT)/site $(PYTHON),$(BIN)/python)
 
 PYTEST := $(QUICK) $(BIN)/python -m pytest
 
-.PHONY: help setup demo unit test test-all endurance durations two-nodes chaos mutations mutants rl-matrix kit kit-site gpu-checks check fast format lint types up status down
+.PHONY: help setup demo unit test test-all endurance durations two-nodes slurm chaos mutations mutants rl-matrix kit kit-site gpu-checks check fast format lint types up status down
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -42,6 +42,9 @@ durations: setup  ## refresh tests/durations.json, by which tests are ordered, f
 
 two-nodes: setup  ## RL on two Ray nodes that share no file system, killed and resumed; needs Linux and root
 	@$(QUICK) $(BIN)/python -m tests.two_nodes
+
+slurm: setup  ## a recipe on a Slurm of two nodes that reaches its time limit and resumes; needs slurm-wlm, munge, Linux and root
+	@$(QUICK) $(BIN)/python -m tests.slurm
 
 chaos: setup  ## every part of a run is killed once, as in the tests, and a loop has twenty rounds; CHAOS_ROUNDS=50
 	@CHAOS_ROUNDS=$(or $(CHAOS_ROUNDS),20) $(QUICK) $(BIN)/python -m pytest -q tests/chaos

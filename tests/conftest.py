@@ -56,6 +56,7 @@ pytest_plugins = ["tests.tiers", "tests.durations"]
 GROUPS = {
     "tests/chaos/": "chaos",
     "tests/two_nodes/": "two nodes",
+    "tests/slurm/": "two nodes",
     "tests/flows/": "prefect",
     "tests/deployments/test_cluster_room.py": "prefect",
     "tests/deployments/test_stack.py": "ray",

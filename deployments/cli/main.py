@@ -14,14 +14,26 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from deployments.cli import artifacts, init, loop, merging, run, sampling, serving, stack, try_stage, verification
+from deployments.cli import (
+    artifacts,
+    cluster,
+    init,
+    loop,
+    merging,
+    run,
+    sampling,
+    serving,
+    stack,
+    try_stage,
+    verification,
+)
 from deployments.cli.failures import explanation, prepare_streams, require_unicode
 from deployments.cli.recipe_list import recipe_list
 from deployments.stack.environment import load_stack_environment
 from rlhf_core.errors import did_you_mean
 from rlhf_core.system.variables import check_all
 
-_MODULES = (stack, init, run, loop, try_stage, artifacts, sampling, serving, merging, verification)
+_MODULES = (stack, init, run, loop, try_stage, artifacts, sampling, serving, merging, cluster, verification)
 
 
 _WITH_ANY_VARIABLES = ("down", "status", "env")  # so that a stack can be ended whatever the shell's variables are

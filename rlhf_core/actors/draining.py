@@ -83,9 +83,7 @@ def main() -> None:
 def _is_used(node: str) -> bool:
     """Return whether a stage has reserved something on the node."""
     groups = placement_group_table().values()
-    return any(
-        node in group["bundles_to_node_id"].values() and group["state"] == "CREATED" for group in groups
-    )
+    return any(node in group["bundles_to_node_id"].values() and group["state"] == "CREATED" for group in groups)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from tests.tasks.stopped_jobs import STEPS
 from tests.two_nodes.__main__ import SCENARIO
 from tests.two_nodes.machines import in_a_rack, obstacle
 
@@ -46,6 +47,19 @@ def _is_machine(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return process.cmdline() == ["sleep", "600"]
     return False
+
+
+@pytest.mark.timeout(900)  # three starts of a rank
+def test_a_job_whose_node_is_drained_resumes_on_the_other() -> None:
+    found = in_a_rack("tests.two_nodes.drained")
+    assert [status for status, _ in found["hooks"]] == [0], found["hooks"]  # it returned once the job had left
+    (again,) = [line for line in found["said"] if line.endswith("submitting it again")]
+    assert again.startswith("PreemptedError: a node of the job is taken away; it resumes after step ")
+    step = int(again.partition("after step ")[2].partition(",")[0])
+    assert 20 <= step < STEPS
+    assert f"resumes after step {step}" in found["said"]
+    assert found["weights"][0] == found["weights"][1]
+    assert found["metrics"][0] == found["metrics"][1]
 
 
 @pytest.mark.timeout(1800)  # three starts of two engines and two ranks
