@@ -162,7 +162,8 @@ class RayJobs:
     def stop(self, job_id: str, *, timeout: float | None = None) -> str:
         """Stop the job, wait until it has ended, and return its final status. A no-op if it has ended already.
 
-        timeout: by default 25 s and those that it has for a checkpoint. A job that is still PENDING after `timeout` seconds is left to Ray, which stops it as soon as it starts.
+        timeout: in seconds; by default 25 and those that it has for a checkpoint. A job that is still PENDING after it
+        is left to Ray, which stops it as soon as it starts.
         Raises StageError if it lives on, JobEndedError if the cluster is lost.
         """
         timeout = 25.0 + grace_seconds() if timeout is None else timeout

@@ -85,8 +85,9 @@ def _cluster_spec(size: ClusterSize, options: KubeRayOptions) -> Manifest:
         "rayStartParams": {}, "template": _pod("ray-worker", resources, options, drained=True),
     }  # fmt: skip
     head = {
-        "rayStartParams": {"num-cpus": "0", "num-gpus": "0"}, "template": _pod("ray-head", _HEAD, options, drained=False)
-    }  # fmt: skip
+        "rayStartParams": {"num-cpus": "0", "num-gpus": "0"},
+        "template": _pod("ray-head", _HEAD, options, drained=False),
+    }
     return {
         "rayVersion": version("ray"), "authOptions": {"mode": "token"},
         "headGroupSpec": head, "workerGroupSpecs": [workers],

@@ -1,6 +1,6 @@
 set -euo pipefail
 
-# Near the time limit, or when the job is preempted: stages write a checkpoint and end, and Slurm queues this script again.
+# On Slurm's notice the stages write checkpoints and end, and Slurm queues this script again.
 requeue() {
   if [ -n "${run:-}" ]; then
     kill -INT "$run"

@@ -58,7 +58,7 @@ def _nodes_of(group: PlacementGroup) -> Iterable[str]:
 
 
 def drain(node: str, seconds: float) -> None:
-    """Announce that `node` is lost in `seconds`; Ray starts nothing on it any more. Raises StageError if Ray refuses."""
+    """Announce that `node` is lost in `seconds`; Ray starts nothing more on it. Raises StageError if Ray refuses."""
     client = GcsClient(address=ray.get_runtime_context().gcs_address)
     deadline = round((time.time() + seconds) * 1000)
     accepted, reason = client.drain_node(

@@ -1,4 +1,4 @@
-"""What `alignment cluster` prints: the size of a cluster, a script for Slurm, and manifests that KubeRay's schemas allow."""
+"""What `alignment cluster` prints: sizes of clusters, a script for Slurm, manifests that KubeRay's schemas allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recipe on a Slurm of two nodes, which reaches its time limit and resumes, as one command: `python -m tests.slurm`."""
+"""A recipe on a Slurm of two nodes that reaches its time limit and resumes, as one command: `python -m tests.slurm`."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ class Slurm:
 
     def submit(self, script: str, variables: Mapping[str, str]) -> str:
         """Submit a batch script; return the job's id."""
-        write = f"cat > /tmp/script.sh <<'END_OF_SCRIPT'\n{script}\nEND_OF_SCRIPT\nsbatch --parsable --chdir=/tmp /tmp/script.sh"
-        done = self.ask("sh", "-c", write, variables=variables)
+        submit = f"sbatch --parsable --chdir=/tmp <<'END_OF_SCRIPT'\n{script}\nEND_OF_SCRIPT"
+        done = self.ask("sh", "-c", submit, variables=variables)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

@@ -1,4 +1,4 @@
-"""An SFT job of many short steps that no checkpoint of its own interrupts, and its watcher, which acts in the middle."""
+"""An SFT job of many short steps, no checkpoint of which is due, and its watcher, which acts in the middle."""
 
 from __future__ import annotations
 

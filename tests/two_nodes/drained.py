@@ -1,4 +1,4 @@
-"""A rank on the second of two Ray nodes, which is drained by the command that a pod's hook calls: it resumes on the first."""
+"""A rank on the second of two Ray nodes, which is drained as by a pod's hook: the job resumes on the first."""
 
 from __future__ import annotations
 

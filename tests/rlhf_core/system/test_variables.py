@@ -31,6 +31,7 @@ WRONG = {
     "ALIGNMENT_SERVE_TOKEN": "two words",
     "ALIGNMENT_STACK_DIR": "~nobody-here/x",
     "ALIGNMENT_STACK_TIMEOUT": "-1",
+    "ALIGNMENT_STOP_SECONDS": "soon",
     "ALIGNMENT_STORE": "gs://bucket",
     "ALIGNMENT_WARM": "no",
     "ALIGNMENT_WARM_SOCKET": "warm.sock",

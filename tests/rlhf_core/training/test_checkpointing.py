@@ -210,7 +210,7 @@ def test_a_stop_writes_one_that_is_not_due_and_ends_the_run(
     run.steps(1, 2, wait=False)
     stopped(Stop("its node is taken away", preempted))
     with pytest.raises(
-        error, match="^its node is taken away; it resumes after step 3, whose checkpoint is stored$"
+        error, match=r"^its node is taken away; it resumes after step 3, whose checkpoint is stored$"
     ) as at:
         run.steps(3, 5, wait=False)
     assert at.type is error
