@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from io import StringIO
@@ -18,6 +18,7 @@ Manifest = dict[str, Any]
 
 _HEAD = {"cpu": "2", "memory": "8Gi"}  # drivers, Prefect's server and a worker; stages compute on the other pods
 _RETRIES = 3  # each with a new cluster, when the head's pod is lost
+_AFTER_HOOK_SECONDS = 30  # for Ray's own end
 _LONGEST_NAME = 40  # KubeRay appends to it, and a name of a pod has 63 characters
 
 
@@ -82,36 +83,44 @@ def _cluster_spec(size: ClusterSize, options: KubeRayOptions) -> Manifest:
         resources["nvidia.com/gpu"] = str(size.gpus)
     workers = {
         "groupName": "nodes", "replicas": size.nodes, "minReplicas": size.nodes, "maxReplicas": size.nodes,
-        "rayStartParams": {}, "template": _pod("ray-worker", resources, options, drained=True),
+        "rayStartParams": {}, "template": _worker(resources, options),
     }  # fmt: skip
-    head = {
-        "rayStartParams": {"num-cpus": "0", "num-gpus": "0"},
-        "template": _pod("ray-head", _HEAD, options, drained=False),
-    }
+    head = {"rayStartParams": {"num-cpus": "0", "num-gpus": "0"}, "template": _head(options)}
     return {
         "rayVersion": version("ray"), "authOptions": {"mode": "token"},
         "headGroupSpec": head, "workerGroupSpecs": [workers],
     }  # fmt: skip
 
 
-def _pod(name: str, resources: Manifest, options: KubeRayOptions, *, drained: bool) -> Manifest:
-    """drained: the pod's end is announced to Ray, so that stages write a checkpoint and resume on another."""
+def _head(options: KubeRayOptions) -> Manifest:
+    container = _container("ray-head", _HEAD, options)
+    container["env"].append({"name": "RAY_API_SERVER_ADDRESS", "value": "http://127.0.0.1:8265"})
+    return _pod(container)
+
+
+def _worker(resources: Mapping[str, str], options: KubeRayOptions) -> Manifest:
+    """Return a pod whose end is announced to Ray, so that stages write a checkpoint and resume on another."""
+    container = _container("ray-worker", resources, options)
+    drain = ["python", "-m", "rlhf_core.actors.draining", str(options.grace)]
+    container["lifecycle"] = {"preStop": {"exec": {"command": drain}}}
+    return _pod(container, terminationGracePeriodSeconds=options.grace + _AFTER_HOOK_SECONDS)
+
+
+def _container(name: str, resources: Mapping[str, str], options: KubeRayOptions) -> Manifest:
     container: Manifest = {
         "name": name, "image": options.image,
         "resources": {"requests": dict(resources), "limits": dict(resources)},
         "env": [
             {"name": "ALIGNMENT_STORE", "value": options.store},
             {"name": "ALIGNMENT_AUTOSCALING", "value": "1"},  # a lost pod is replaced: stages wait for it
-            {"name": "RAY_API_SERVER_ADDRESS", "value": "http://127.0.0.1:8265"},
         ],
+        "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],  # noqa: S108 (Ray's objects)
     }  # fmt: skip
     if options.secrets:
         container["envFrom"] = [{"secretRef": {"name": secret}} for secret in options.secrets]
-    if drained:
-        drain = ["python", "-m", "rlhf_core.actors.draining", str(options.grace)]
-        container["lifecycle"] = {"preStop": {"exec": {"command": drain}}}
-    container["volumeMounts"] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]  # noqa: S108 (Ray's objects)
-    return {"spec": {
-        "terminationGracePeriodSeconds": options.grace + 30, "containers": [container],
-        "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],
-    }}  # fmt: skip
+    return container
+
+
+def _pod(container: Manifest, **spec: int) -> Manifest:
+    volume = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
+    return {"spec": {**spec, "containers": [container], "volumes": [volume]}}

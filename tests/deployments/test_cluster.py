@@ -9,7 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from deployments.cli.main import app
 from deployments.cluster.kuberay import KubeRayOptions, ray_cluster, ray_job, yaml_text
 from deployments.cluster.sizes import ClusterSize, cluster_size
 from deployments.cluster.slurm import slurm_script
@@ -95,9 +97,7 @@ def test_a_job_ends_with_its_cluster_and_has_credentials_by_reference_alone() ->
     assert workers["replicas"] == 2
     assert container["resources"]["limits"] == {"cpu": "32", "memory": "200Gi", "nvidia.com/gpu": "8"}
     assert container["envFrom"] == [{"secretRef": {"name": "s3-keys"}}]
-    assert {variable["name"] for variable in container["env"]} == {
-        "ALIGNMENT_STORE", "ALIGNMENT_AUTOSCALING", "RAY_API_SERVER_ADDRESS"
-    }  # fmt: skip
+    assert {variable["name"] for variable in container["env"]} == {"ALIGNMENT_STORE", "ALIGNMENT_AUTOSCALING"}
     assert container["lifecycle"]["preStop"]["exec"]["command"][-1] == "90"
     assert pod["terminationGracePeriodSeconds"] > 90
 
@@ -109,3 +109,39 @@ def test_deletion_rules_take_the_place_of_a_ttl_which_kuberay_refuses_beside_the
     assert [(rule["policy"], *rule["condition"].values()) for rule in rules] == [
         ("DeleteCluster", "SUCCEEDED", 60), ("DeleteWorkers", "FAILED", 60), ("DeleteCluster", "FAILED", 3600)
     ]  # fmt: skip
+
+
+RECIPE = """
+name: small
+data: {words: {format: text, source: {type: files, paths: [words.jsonl]}}}
+base:
+  dtype: float32
+  source:
+    {type: scratch, words: [some], hidden_size: 16, intermediate_size: 32, layers: 1, heads: 2, context_length: 32}
+pretrain: {dataset: words, batch_size: 16, max_length: 16, optimizer: {learning_rate: 1e-3}}
+"""
+
+
+@pytest.mark.parts
+def test_the_commands_print_what_a_recipe_reserves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no stack"))
+    (tmp_path / "words.jsonl").write_text('{"text": "some words"}\n' * 4)
+    recipe = tmp_path / "small.yaml"
+    recipe.write_text(RECIPE)
+    overrides = ["pretrain.placement.workers=16", "pretrain.placement.gpus_per_worker=1"]
+
+    def printed(command: str, *arguments: str) -> str:
+        done = CliRunner().invoke(app, ["cluster", command, str(recipe), *overrides, *arguments])
+        return done.output if done.exit_code == 0 else f"{done.exit_code}: {done.output}"
+
+    script = printed("slurm", "--store", "s3://bucket/runs", "--partition", "gpu")
+    assert "#SBATCH --nodes=2\n" in script
+    assert "#SBATCH --gpus-per-node=8\n" in script
+    assert "#SBATCH --partition=gpu\n" in script
+    assert f"recipe=({recipe} {' '.join(overrides)})\n" in script
+    manifest = yaml.safe_load(printed("kuberay", "--store", "s3://bucket/runs", "--image", "i", "--gpus-per-node", "4"))
+    assert manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"] == 4
+    assert manifest["spec"]["entrypoint"].endswith(f"alignment run {recipe} {' '.join(overrides)}'")
+    refused = printed("kuberay", "--store", "s3://b", "--image", "i", "--queue", "q", "--keep-failed", "60")
+    assert refused.startswith("1: error: --keep-failed needs deletion rules, which Kueue does not admit")
+    assert printed("slurm", "--store", "runs").startswith("1: error: --store runs: it must be an absolute path")

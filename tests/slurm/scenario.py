@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from tests.slurm.daemons import ADDRESSES, Slurm
 SECONDS = 1200.0
 STEPS = 1500
 CPUS = 4
-NOTICE = 120
+NOTICE = 300
 # One rank on each node. No checkpoint is due before the end.
 OVERRIDES = [
     "data.text.source.options.words=500", "data.text.source.options.others=50", "pretrain.epochs=100",
@@ -69,7 +70,7 @@ class Run:
             time.sleep(2)
 
     def trains(self) -> bool:
-        return "pretrain" in self.log and "step " in self.log.rpartition("pretrain")[2]
+        return re.search(rf"pretrain .*step [1-9]\d* of {STEPS}", self.log) is not None
 
     def ended(self) -> bool:
         return self._slurm.job(self.job_id)["JobState"] == "COMPLETED"
@@ -103,8 +104,8 @@ def play(folder: Path) -> dict[str, Any]:
         stopped.submit()
         stopped.wait_until("it trains", stopped.trains)
         checkpoints = Checkpoints(stopped.store, stopped.ref)
-        # Slurm sends the signal since less than NOTICE seconds are left.
-        minutes = int(time.monotonic() - began) // 60 + 1
+        # Of NOTICE seconds 180 to 240 are left, so that Slurm sends the signal; it looks every 30 s.
+        minutes = int(time.monotonic() - began) // 60 + 4
         slurm.ask("scontrol", "update", f"JobId={stopped.job_id}", f"TimeLimit={minutes}")
         stopped.wait_until("it is queued again", lambda: int(slurm.job(stopped.job_id)["Restarts"]) > 0)
         step = checkpoints.newest_step()
