@@ -7,9 +7,12 @@ requeue() {
     wait "$run" || true
     while ray job list | grep -q RUNNING; do sleep 1; done
   fi
+  alignment down
   scontrol requeue "$SLURM_JOB_ID"
   exit
 }
+export ALIGNMENT_STACK_DIR=$(mktemp -d)
+trap 'alignment down; rm -r "$ALIGNMENT_STACK_DIR"' EXIT
 trap requeue USR1
 
 address() {  # of a node in the cluster's network
@@ -32,8 +35,6 @@ done
 
 # A Prefect server of this job, unless PREFECT_API_URL names another, and a worker.
 export RAY_API_SERVER_ADDRESS="http://$head:8265" ALIGNMENT_AUTOSCALING=1  # nodes may join later
-export ALIGNMENT_STACK_DIR=$(mktemp -d)
-trap 'alignment down' EXIT
 alignment up
 
 env --default-signal=INT alignment run "${recipe[@]}" &
