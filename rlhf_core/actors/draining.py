@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import ray
 from ray._private.state import state
-from ray._raylet import GcsClient
-from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[attr-defined]  # generated
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
@@ -54,7 +54,8 @@ def _watch(nodes: set[str], ended: threading.Event) -> None:
 
 
 def _nodes_of(group: PlacementGroup) -> Iterable[str]:
-    return placement_group_table(group)["bundles_to_node_id"].values()
+    nodes: Mapping[str, str] = placement_group_table(group)["bundles_to_node_id"]
+    return nodes.values()
 
 
 def drain(node: str, seconds: float) -> None:

@@ -53,7 +53,8 @@ munged --force --key-file=/tmp/munge.key --socket=/tmp/munge/socket --pid-file=/
 if [ "$NODE" = node1 ]; then slurmctld -D & fi
 unset MUNGE_KEY CONFIGURATION
 umask 022
-exec slurmd -D -N "$NODE"
+slurmd -D -N "$NODE" &
+wait  # the first process of a machine reaps orphans: slurmd drains a node whose jobs leave processes
 """
 
 
