@@ -109,7 +109,6 @@ def play(folder: Path) -> dict[str, Any]:
         slurm.ask("scontrol", "update", f"JobId={stopped.job_id}", f"TimeLimit={minutes}")
         stopped.wait_until("it is queued again", lambda: int(slurm.job(stopped.job_id)["Restarts"]) > 0)
         step = checkpoints.newest_step()
-        log = stopped.log
         slurm.ask("scontrol", "update", f"JobId={stopped.job_id}", "TimeLimit=120")
         stopped.wait_until("it has ended", stopped.ended)
         whole.submit()
@@ -120,7 +119,6 @@ def play(folder: Path) -> dict[str, Any]:
             "weights": [weights for weights, _ in results],
             "metrics": [metrics for _, metrics in results],
             "restarts": [int(slurm.job(run.job_id)["Restarts"]) for run in (stopped, whole)],
-            "log": [log, stopped.log],
             "seconds": time.monotonic() - began,
         }
 

@@ -21,7 +21,5 @@ def test_a_job_at_its_time_limit_is_queued_again_and_resumes_to_the_bit() -> Non
     found = in_a_rack(SCENARIO)
     assert found["restarts"] == [1, 0]
     assert 0 < found["checkpoint"] < STEPS  # none was due
-    first, both = found["log"]
-    assert f"resumes after step {found['checkpoint']}" in both.removeprefix(first)
     assert found["weights"][0] == found["weights"][1]
     assert found["metrics"][0] == found["metrics"][1]
