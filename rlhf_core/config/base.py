@@ -59,6 +59,10 @@ class Config(BaseModel):
     # defer_build: a job needs the settings of one stage, and need not build the validators of all others.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
+    def __hash__(self) -> int:
+        """Hash all values; some are mappings, which have no hash."""
+        return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
+
     def unused_fields(self) -> frozenset[str]:
         """Settings left out of the stage key: those that this config does not use, such as the blocks of algorithms
         that were not chosen, and those of `since_default` at their default.

@@ -6,7 +6,7 @@ By itself transformers initialises missing or misshapen ones at random, with a w
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,10 @@ def load_weights(
     if new_head or sharding is not None:
         # The output head, which a scalar model leaves out, belongs to the causal one.
         require_fit(folder, "causal" if new_head else head)
-    with nullcontext({}) if sharding is None else divided_as_loaded(folder, sharding) as state:
-        model, info = _from_pretrained(folder, head, {**options, **({"state_dict": state} if state else {})})
+    with ExitStack() as stack:
+        if sharding is not None:
+            options["state_dict"] = stack.enter_context(divided_as_loaded(folder, sharding))
+        model, info = _from_pretrained(folder, head, options)
     if sharding is not None:
         _set_from_folder(model, folder)
     if new_head:

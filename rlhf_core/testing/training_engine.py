@@ -105,7 +105,7 @@ class TrainingEngineContract:
         kept.step([_batch()], _loss)
         kept.step([_batch()], _loss)
         state = kept.state()
-        through_bytes = RankState(*(load(save(_contiguous(part))) for part in (state.shared, state.own)))
+        through_bytes = RankState(load(save(_contiguous(state.shared))), load(save(_contiguous(state.own))))
         expected = [kept.step([_batch()], _loss) for _ in range(2)]
         restored.load_state(through_bytes)
         assert [restored.step([_batch()], _loss) for _ in range(2)] == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, KeysView, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from rlhf_core.errors import did_you_mean, reason_of
@@ -20,7 +20,7 @@ class _Recorded(dict[str, Any]):
         self.spread = True
         return super().__iter__()
 
-    def keys(self) -> KeysView[str]:  # of `**settings`, where __iter__ is overridden
+    def keys(self) -> Any:  # of `**settings`, where __iter__ is overridden
         self.spread = True
         return super().keys()
 
@@ -107,6 +107,7 @@ def _fields(title: str, outer: Sequence[Any]) -> Iterator[str]:
 
 
 def _subclasses(model: type) -> Iterator[type]:
+    below: type
     for below in model.__subclasses__():
         yield below
         yield from _subclasses(below)

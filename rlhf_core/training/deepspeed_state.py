@@ -54,7 +54,7 @@ class DeepSpeedState:
 
     def _layout(self) -> Layout:
         trained = {name: parameter for name, parameter in self._module.named_parameters() if parameter.requires_grad}
-        layout: dict[str, list[Piece]] = {}
+        layout: Layout = {}
         for name, parameter in trained.items():
             whole = Piece(name, 0, 0, parameter.numel())
             layout[f"weight.{name}"] = [cut_in_flat_parts(name, parameter) if self._is_partitioned else whole]

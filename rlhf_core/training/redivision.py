@@ -146,7 +146,8 @@ def _elements(file: Any, name: str, copy: _Copy) -> Tensor:
     if len(stored.get_shape()) == 1:
         elements: Tensor = stored[copy.start : copy.start + copy.length]
         return elements
-    return file.get_tensor(name).flatten()[copy.start : copy.start + copy.length]
+    whole: Tensor = file.get_tensor(name)
+    return whole.flatten()[copy.start : copy.start + copy.length]
 
 
 def _fill(tensor: Tensor, copy: _Copy, elements: Tensor) -> None:

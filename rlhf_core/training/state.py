@@ -27,7 +27,7 @@ class Piece:
 
 
 # The pieces of parameters in a tensor by its name; those in all tensors `optimizer.3.…` by `optimizer.3`.
-Layout = Mapping[str, Sequence[Piece]]
+Layout = dict[str, Sequence[Piece]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RankState:
 
     shared: dict[str, Tensor] = field(default_factory=dict)
     own: dict[str, Tensor] = field(default_factory=dict)
-    layout: dict[str, Sequence[Piece]] = field(default_factory=dict)
+    layout: Layout = field(default_factory=dict)
 
 
 class Stateful(Protocol):

@@ -31,7 +31,9 @@ def _validated(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[
     from pydantic import TypeAdapter, ValidationError
     from vllm.engine.arg_utils import EngineArgs
 
-    fields = {name: field for name, field in EngineArgs.__dataclass_fields__.items() if not name.startswith("_")}
+    fields: dict[str, Any] = {
+        name: field for name, field in EngineArgs.__dataclass_fields__.items() if not name.startswith("_")
+    }
     arguments: dict[str, Any] = {}
     wrong: list[tuple[str, str]] = []
     for name, value in settings.items():
