@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -24,32 +26,45 @@ def gae(
     0. Rewards and values at tokens that are not trained are not read.
     Returns (advantages, returns), both (N,) and 0 where not trained; returns = advantages + values.
     """
-    rows, columns = _trained_positions(mask, sequence_lengths)
-    num_steps = int(columns.max()) + 1 if columns.numel() else 0
-    # The extra column of zeros is the value after the end. Short sequences are padded with zeros, which add nothing.
-    table_values = values.new_zeros(sequence_lengths.numel(), num_steps + 1)
-    table_values[rows, columns] = values[mask]
-    table_rewards = rewards.new_zeros(sequence_lengths.numel(), num_steps)
-    table_rewards[rows, columns] = rewards[mask]
-    errors = table_rewards + gamma * table_values[:, 1:] - table_values[:, :-1]
-    table = torch.zeros_like(errors)
-    running = errors.new_zeros(sequence_lengths.numel())
-    for step in reversed(range(num_steps)):
-        running = errors[:, step] + gamma * lam * running
-        table[:, step] = running
-    advantages = torch.zeros_like(values)
-    advantages[mask] = table[rows, columns]
-    returns = torch.zeros_like(values)
-    returns[mask] = advantages[mask] + values[mask]
+    order, sizes = _from_the_end(mask, sequence_lengths)
+    errors, known = rewards[order], values[order]
+    for error, next_value in zip(errors.split(sizes)[1:], known.split(sizes)[:-1], strict=True):
+        error += gamma * next_value[: len(error)]
+    errors -= known
+    sums = _discounted_sums(errors, sizes, gamma * lam)
+    advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
+    advantages[order] = sums
+    returns[order] = sums + known
     return advantages, returns
 
 
-def _trained_positions(mask: Tensor, sequence_lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each trained token's sequence, and its index among the trained tokens of that sequence."""
-    trained_before = mask.cumsum(0) - mask.long()
-    first_tokens = sequence_lengths.cumsum(0) - sequence_lengths
-    rows = sequence_ids(sequence_lengths)[mask]
-    return rows, trained_before[mask] - trained_before[first_tokens[rows]]
+def _from_the_end(mask: Tensor, sequence_lengths: Tensor) -> tuple[Tensor, list[int]]:
+    """Order the trained tokens (M in all) by how many of their sequence follow, then by sequence, the longest first.
+
+    The tokens with k + 1 to follow then precede those with k in the first sequences of these: the order of torch's
+    PackedSequence, from the end. Returns their indices, (M,) int64, and the number of tokens with each k, from 0.
+    """
+    trained = mask.nonzero().squeeze(1)
+    ends = torch.searchsorted(trained, sequence_lengths.cumsum(0))
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    by_length = counts.argsort(descending=True, stable=True)
+    sizes = len(counts) - torch.searchsorted(
+        counts[by_length].flip(0), torch.arange(int(counts.max()), device=mask.device), right=True
+    )
+    following = torch.arange(len(sizes), device=mask.device).repeat_interleave(sizes)
+    sequences = torch.arange(len(trained), device=mask.device) - (sizes.cumsum(0) - sizes)[following]
+    return trained[(ends[by_length] - 1)[sequences] - following], sizes.tolist()
+
+
+def _discounted_sums(terms: Tensor, sizes: list[int], factor: float) -> Tensor:
+    """Return at each token the sum of its term and those that follow it in its sequence, each times factor ** distance.
+
+    terms: (M,), ordered by `_from_the_end`, with its sizes.
+    """
+    sums = terms.clone()
+    for later, step in pairwise(sums.split(sizes)):
+        step += factor * later[: len(step)]
+    return sums
 
 
 @torch.no_grad()
@@ -120,7 +135,10 @@ def discounted_returns(rewards: Tensor, mask: Tensor, sequence_lengths: Tensor, 
     rewards: (N,) float32, not read where not trained; mask: (N,) bool; sequence_lengths: (S,) int64, sums to N.
     Returns (N,) float32, 0 where not trained.
     """
-    return gae(rewards, torch.zeros_like(rewards), mask, sequence_lengths, gamma=gamma, lam=1.0)[1]
+    order, sizes = _from_the_end(mask, sequence_lengths)
+    returns = torch.zeros_like(rewards)
+    returns[order] = _discounted_sums(rewards[order], sizes, gamma)
+    return returns
 
 
 @torch.no_grad()

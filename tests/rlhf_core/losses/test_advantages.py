@@ -65,6 +65,41 @@ def test_gae_of_a_batch_without_trained_tokens_is_zero() -> None:
     assert advantages.tolist() == returns.tolist() == [0.0, 0.0, 0.0]
 
 
+def in_double(rewards: list[float], values: list[float], mask: list[bool], gamma: float, lam: float) -> list[float]:
+    """GAE of one sequence by its recursion, in double precision."""
+    advantages = [0.0] * len(mask)
+    later = value_after = 0.0
+    for t in reversed(range(len(mask))):
+        if mask[t]:
+            later = advantages[t] = rewards[t] + gamma * value_after - values[t] + gamma * lam * later
+            value_after = values[t]
+    return advantages
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.99, 0.95), (0.5, 0.0)])
+def test_gae_of_sequences_of_any_lengths_equals_the_recursion_in_double_precision(gamma: float, lam: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([1, 40, 3, 17, 17, 1, 90, 2])
+    mask = torch.rand(int(lengths.sum()), generator=draw) < 0.7
+    mask[1:41] = False  # the second sequence trains nothing
+    rewards, values = torch.randn(2, mask.numel(), generator=draw)
+    advantages, returns = gae(rewards, values, mask, lengths, gamma=gamma, lam=lam)
+    parts = zip(*(each.split(lengths.tolist()) for each in (rewards, values, mask)), strict=True)
+    expected = [a for r, v, m in parts for a in in_double(r.tolist(), v.tolist(), m.tolist(), gamma, lam)]
+    assert advantages.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-5)
+    assert torch.equal(returns, torch.where(mask, advantages + values, 0.0))
+
+
+def test_one_long_sequence_among_a_million_short_ones_needs_no_table() -> None:
+    """Padded to the longest, these tokens would take 400 GB."""
+    long, short = 100_000, 1_000_000
+    lengths = torch.cat([torch.ones(short, dtype=torch.int64), torch.tensor([long])])
+    ones = torch.ones(short + long)
+    returns = discounted_returns(ones, ones.bool(), lengths, gamma=1.0)
+    assert torch.equal(returns[:short], ones[:short])
+    assert torch.equal(returns[short:], torch.arange(long, 0, -1).float())
+
+
 def test_whiten_uses_the_population_variance_of_trained_tokens() -> None:
     mask = torch.tensor([True, True, False, True])
     whitened = whiten(torch.tensor([1.0, 2.0, 100.0, 6.0]), mask)
