@@ -10,12 +10,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rlhf_core.packing import LEAST_SHARED, select
+from rlhf_core.packing import LEAST_SHARED, select, select_each
 from rlhf_core.types import PackedBatch
 
 B = TypeVar("B", bound=PackedBatch)
@@ -60,7 +63,9 @@ class Division(Generic[B]):
 
     def split(self) -> list[list[B]]:
         """Return the parts of the batch by [replica][micro-batch]."""
-        return [[select(self.batch, part) if part else filler(self.batch) for part in replica] for replica in self.plan]
+        selected = iter(select_each(self.batch, [part for replica in self.plan for part in replica if part]))
+        shortest = filler(self.batch)
+        return [[next(selected) if part else shortest for part in replica] for replica in self.plan]
 
     def join(self, parts: Sequence[Sequence[Tensor]]) -> Tensor:
         """Invert `split` for results: [replica][micro-batch] tensors of (n,) tokens -> (N,), in batch order."""
@@ -91,20 +96,24 @@ class _Prompt:
 
 def _prompts(batch: PackedBatch) -> list[_Prompt]:
     """Return the prompt of each example: the common prefix of its sequences before the first trained token."""
-    ids, trained = batch.input_ids.tolist(), batch.loss_mask.tolist()
     ends = batch.sequence_lengths.cumsum(0).tolist()
-    starts = [0, *ends[:-1]]
+    bounds = list(pairwise([0, *ends]))
+    ids, trained = batch.input_ids.numpy(), batch.loss_mask.numpy()
     prompts: list[_Prompt] = []
-    for first in range(0, len(ends), batch.sequences_per_example):
-        sequences = slice(first, first + batch.sequences_per_example)
-        start, end = starts[first], ends[first]
-        length = next((i for i in range(end - start) if trained[start + i]), end - start)
-        for other, its_end in zip(starts[sequences][1:], ends[sequences][1:], strict=True):
-            length = min(length, its_end - other)
-            length = next((i for i in range(length) if ids[start + i] != ids[other + i]), length)
+    for first in range(0, len(bounds), batch.sequences_per_example):
+        own, *others = (ids[start:end] for start, end in bounds[first : first + batch.sequences_per_example])
+        length = _before_the_first(trained[slice(*bounds[first])])
+        for other in others:
+            length = min(length, len(other))
+            length = _before_the_first(own[:length] != other[:length])
         is_shared = length >= LEAST_SHARED
-        prompts.append(_Prompt(tuple(ids[start : start + length]), length) if is_shared else _Prompt(first, 0))
+        prompts.append(_Prompt(own[:length].tobytes(), length) if is_shared else _Prompt(first, 0))
     return prompts
+
+
+def _before_the_first(flags: NDArray[np.bool_]) -> int:
+    """Return how many entries of `flags` precede the first true one; all if none is."""
+    return int(flags.argmax()) if flags.any() else len(flags)
 
 
 def plan_micro_batches(

@@ -39,19 +39,30 @@ def pack(token_ids: Sequence[Sequence[int] | Tensor], loss_masks: Sequence[Seque
 
 def select(batch: B, examples: Sequence[int]) -> B:
     """Select the examples of `batch` with these indices, in that order, with all their fields."""
-    chosen = torch.as_tensor(list(examples), dtype=torch.int64)
-    ends = batch.example_lengths.cpu().cumsum(0)
-    starts = ends - batch.example_lengths.cpu()
+    return select_each(batch, [examples])[0]
+
+
+def select_each(batch: B, parts: Sequence[Sequence[int]]) -> list[B]:
+    """Select each of the parts, as `select` does."""
+    lengths = batch.example_lengths.cpu()
+    ends = lengths.cumsum(0)
+    starts = ends - lengths
+    return [_selected(batch, torch.as_tensor(list(part), dtype=torch.int64), starts, ends) for part in parts]
+
+
+def _selected(batch: B, chosen: Tensor, starts: Tensor, ends: Tensor) -> B:
+    spans = list(zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True))
     per_example = batch.sequences_per_example
     indices = {
-        "token": torch.cat([torch.arange(int(starts[i]), int(ends[i])) for i in chosen.tolist()]),
         "sequence": (chosen.unsqueeze(1) * per_example + torch.arange(per_example)).flatten(),
         "example": chosen,
     }
     changed = {}
     for field in fields(batch):
         value, per = getattr(batch, field.name), field.metadata.get("per", "token")
-        if value is not None and per in indices:
+        if value is not None and per == "token":
+            changed[field.name] = torch.cat([value[start:end] for start, end in spans])
+        elif value is not None and per in indices:
             changed[field.name] = value[indices[per].to(value.device)]
     return _with_own_tiles(replace(batch, **changed))
 
