@@ -31,7 +31,6 @@ def pack(token_ids: Sequence[Sequence[int] | Tensor], loss_masks: Sequence[Seque
             raise ValueError(f"pack: sequence {i} has {sequence.numel()} tokens and a mask of {mask.numel()}")
     return PackedBatch(
         input_ids=torch.cat(ids),
-        position_ids=torch.cat([torch.arange(sequence.numel()) for sequence in ids]),
         sequence_lengths=torch.tensor([sequence.numel() for sequence in ids]),
         loss_mask=torch.cat(masks),
     )

@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from rlhf_core.arrays import PickledAsArrays
 
 FinishReason = Literal["stop", "length"]
 
@@ -122,7 +125,7 @@ def sequence_ids(sequence_lengths: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Pixels:
+class Pixels(PickledAsArrays):
     """The images of a batch as tiles, each of which fills the same number of tokens; an image is one tile or several.
 
     An image in several sequences of a batch, such as the completions of one prompt, is stored once.
@@ -137,8 +140,8 @@ class Pixels:
 
 
 @dataclass(frozen=True)
-class PackedBatch:
-    """Sequences laid end to end, no padding. `position_ids` restart at 0 with each sequence.
+class PackedBatch(PickledAsArrays):
+    """Sequences laid end to end, no padding.
 
     A batch size counts examples: one sequence, or several in a row that must stay together.
     """
@@ -146,7 +149,6 @@ class PackedBatch:
     sequences_per_example: ClassVar[int] = 1
 
     input_ids: Tensor  # (N,) int64
-    position_ids: Tensor  # (N,) int64
     sequence_lengths: Tensor = field(metadata=_PER_SEQUENCE)  # (S,) int64, sums to N
     loss_mask: Tensor  # (N,) bool, true where the token is trained
     # (N,) int64: where a token stands for a part of an image, the row of that part among those of all tiles, tile after
@@ -183,9 +185,22 @@ class PackedBatch:
         return sequence_ids(self.sequence_lengths)
 
     @property
+    def position_ids(self) -> Tensor:
+        """(N,) int64: the index of each token in its sequence."""
+        starts = self.sequence_lengths.cumsum(0) - self.sequence_lengths
+        first = starts.repeat_interleave(self.sequence_lengths, output_size=self.num_tokens)
+        return torch.arange(self.num_tokens, device=first.device) - first
+
+    @property
     def last_token_indices(self) -> Tensor:
         """(S,) int64: index of the last token of each sequence."""
         return self.sequence_lengths.cumsum(0) - 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"input_ids": self.input_ids.int().numpy()}  # half of int64
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state | {"input_ids": state["input_ids"].astype(np.int64)})
 
     def to(self, device: torch.device | str) -> Self:
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}

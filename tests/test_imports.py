@@ -17,10 +17,10 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")  # each may import itsel
 
 # The packages and files of rlhf_core: each may import itself and what stands before it.
 ORDER = (
-    "errors", "system", "types", "metrics", "config", "losses", "packing", "division", "mesh", "processes", "models",
-    "chat", "algorithms", "tracking", "artifacts", "contract", "data", "rollout", "warm", "rewards", "reward_server",
-    "environments", "episodes", "training", "evaluation", "report", "supervised", "rl", "actors", "stages", "recipe",
-    "graph", "preflight", "pipeline", "inference", "testing",
+    "errors", "system", "arrays", "types", "metrics", "config", "losses", "packing", "division", "mesh", "processes",
+    "models", "chat", "algorithms", "tracking", "artifacts", "contract", "data", "rollout", "warm", "rewards",
+    "reward_server", "environments", "episodes", "training", "evaluation", "report", "supervised", "rl",
+    "actors", "stages", "recipe", "graph", "preflight", "pipeline", "inference", "testing",
 )  # fmt: skip
 
 # A library and the only places (prefixes of a file's path) that may import it.

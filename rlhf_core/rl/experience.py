@@ -25,7 +25,6 @@ def pack_trajectories(trajectories: Sequence[Trajectory], processor: ImageProces
     each = torch.tensor([len(t.sequences) for t in trajectories])
     packed = Rollouts(
         input_ids=torch.cat([s.token_ids for s in sequences]),
-        position_ids=torch.cat([torch.arange(n) for n in lengths.tolist()]),
         sequence_lengths=lengths,
         loss_mask=torch.cat([s.loss_mask for s in sequences]),
         rollout_logprobs=torch.cat([s.rollout_logprobs for s in sequences]),

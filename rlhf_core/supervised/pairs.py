@@ -63,7 +63,6 @@ def pack_pairs(examples: Sequence[Example], processor: ImageProcessor | None = N
     references = [value for example in examples for value in example.reference]
     batch = PreferenceBatch(
         input_ids=packed.input_ids,
-        position_ids=packed.position_ids,
         sequence_lengths=packed.sequence_lengths,
         loss_mask=packed.loss_mask,
         margins=torch.tensor([example.margin for example in examples], dtype=torch.float32),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
 import torch
 
 from rlhf_core.packing import pack, select
-from rlhf_core.types import PackedBatch, PreferenceBatch, Scored
+from rlhf_core.types import PackedBatch, Pixels, PreferenceBatch, Scored
 
 
 def experience() -> Scored:
     packed = pack([[5, 6, 7], [8], [9, 4]], [[False, True, True], [True], [False, True]])
     return Scored(
-        **{name: getattr(packed, name) for name in ("input_ids", "position_ids", "sequence_lengths", "loss_mask")},
+        **{name: getattr(packed, name) for name in ("input_ids", "sequence_lengths", "loss_mask")},
         episode_indices=torch.tensor([30, 10, 20]),
         rollout_logprobs=torch.arange(6.0),
     )
@@ -45,6 +46,23 @@ def test_select_slices_tokens_and_sequences_and_leaves_absent_fields_absent() ->
     assert part.episode_indices.tolist() == [20, 30]
     assert part.rollout_logprobs.tolist() == [4, 5, 0, 1, 2]
     assert part.values is None
+
+
+def test_a_batch_pickles_as_buffers_and_arrives_whole_and_writable() -> None:
+    pixels = Pixels(torch.rand(1, 3, 2, 2), torch.ones(1, 2, 2, dtype=torch.bool), tokens_per_tile=1)
+    batch = replace(experience(), pixels=pixels, image_parts=torch.tensor([-1, 0, -1, -1, -1, -1]))
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
+    sizes = sorted(buffer.raw().nbytes for buffer in buffers)
+    assert sizes == [4, 6, 24, 24, 24, 24, 48, 48]  # tiles' mask, mask, lengths, episodes, int32 ids, log-probs, ...
+    back = pickle.loads(pickled, buffers=[buffer.raw().toreadonly() for buffer in buffers])
+    tensors = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+    assert all(torch.equal(value, getattr(back, name)) for name, value in tensors.items())
+    assert all(value.dtype == getattr(back, name).dtype for name, value in tensors.items())
+    assert back.values is None
+    assert torch.equal(back.pixels.values, pixels.values)
+    back.rollout_logprobs.fill_(1.0)
+    assert batch.rollout_logprobs.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_select_tells_tokens_from_sequences_when_there_are_as_many() -> None:

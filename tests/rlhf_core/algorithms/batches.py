@@ -53,7 +53,6 @@ def scored(config: RLConfig, **fields: torch.Tensor | None) -> Scored:
     }  # fmt: skip
     return Scored(
         input_ids=torch.arange(len(MASK)),
-        position_ids=torch.cat([torch.arange(length) for length in LENGTHS]),
         sequence_lengths=lengths,
         **known | fields,
     )

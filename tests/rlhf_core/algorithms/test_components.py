@@ -70,7 +70,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl() -> None:
     for token in range(7):
         old = _at(q.detach(), token)
         one = Scored(
-            input_ids=torch.tensor([0, token]), position_ids=torch.arange(2), sequence_lengths=torch.tensor([2]),
+            input_ids=torch.tensor([0, token]), sequence_lengths=torch.tensor([2]),
             loss_mask=torch.tensor([False, True]), rollout_logprobs=old, old_logprobs=old,
             teacher_logprobs=_at(p, token),
         )  # fmt: skip
