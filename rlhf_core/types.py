@@ -7,7 +7,8 @@ state in which token t was chosen. The first token of a sequence has none: 0 the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -55,13 +56,20 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A sample of an engine after one prompt."""
+    """A sample of an engine after one prompt.
 
-    token_ids: tuple[int, ...]  # ends with EOS if finish_reason is "stop"
-    logprobs: tuple[float, ...]  # of each sampled token, at the sampling temperature
+    Any sequences can be given; they are kept as arrays, of int32 and float32, which cost 8 bytes a token.
+    """
+
+    token_ids: Sequence[int]  # ends with EOS if finish_reason is "stop"
+    logprobs: Sequence[float]  # of each sampled token, at the sampling temperature
     finish_reason: FinishReason
     weight_version: int  # the oldest
     stretches: tuple[Stretch, ...] = ()  # where weights were published while it was sampled; empty: one version
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", array("i", self.token_ids))
+        object.__setattr__(self, "logprobs", array("f", self.logprobs))
 
 
 @dataclass(frozen=True, slots=True)

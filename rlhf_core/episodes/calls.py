@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from rlhf_core.chat.encoding import Tokenizer, decode_completion
 from rlhf_core.environments.agents.program import Call, CallError
 from rlhf_core.episodes.episode import EpisodeRules, stretches_of
 from rlhf_core.episodes.rounds import Ask
 from rlhf_core.episodes.shown_images import ShownImages, request_images
+from rlhf_core.episodes.tokens import EpisodeTokens
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.types import Branch, Completion, Prompt, SequenceImage, Stretch, Trajectory
@@ -124,17 +123,11 @@ def _first(stretches: Sequence[Stretch], tokens: int) -> tuple[Stretch, ...]:
 
 
 @dataclass(slots=True)
-class TokenSequence:
+class TokenSequence(EpisodeTokens):
     """Tokens of an episode; each of its trained calls follows its prompt."""
 
-    token_ids: list[int] = field(default_factory=list)
-    sampled: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     images: list[SequenceImage] = field(default_factory=list)  # in the order of the tokens
-
-    def add_given(self, token_ids: Sequence[int]) -> None:
-        self._add(token_ids, False, [0.0] * len(token_ids))
 
     def add_prompt(self, call: Call) -> None:
         """Append the missing part of the call's prompt, with its images."""
@@ -144,19 +137,14 @@ class TokenSequence:
 
     def add_call(self, call: Call) -> None:
         assert (tuple(self.token_ids), tuple(self.images)) == (call.prompt, call.images)
-        self._add(call.completion.token_ids, True, call.completion.logprobs)
+        self.add_sampled(call.completion)
         self.calls.append(call)
-
-    def _add(self, token_ids: Sequence[int], sampled: bool, logprobs: Sequence[float]) -> None:
-        self.token_ids += token_ids
-        self.sampled += [sampled] * len(token_ids)
-        self.logprobs += logprobs
 
     def is_prefix_of(self, call: Call) -> bool:
         """Return whether the call's prompt begins with this sequence: equal tokens, and equal images."""
         length = len(self.token_ids)
         within = [image for image in call.images if image.start < length]
-        return list(call.prompt[:length]) == self.token_ids and within == self.images
+        return call.prompt[:length] == tuple(self.token_ids) and within == self.images
 
 
 def joined(calls: Sequence[Call]) -> list[TokenSequence]:
@@ -203,13 +191,15 @@ def chosen(calls: Sequence[Call], sequences: Any) -> list[TokenSequence]:
 def _add_segment(sequence: TokenSequence, segment: Any, calls: dict[int, Call], where: str) -> None:
     """Append a segment. calls: those that no sequence has yet; the one that is added is removed."""
     match segment:
-        case {"given": list(tokens), **rest} if not rest and all(type(token) is int for token in tokens):
+        case {"given": list(tokens), **rest} if not rest and all(
+            type(token) is int and 0 <= token < 2**31 for token in tokens
+        ):
             sequence.add_given(tokens)
         case {"call": int(number), "token_ids": list(tokens), **rest} if not rest:
             call = calls.pop(number, None)
             if call is None:
                 raise EpisodeError(f"{where} has reply {number}, which there is not, or is in a sequence already")
-            if tuple(tokens) != call.completion.token_ids:
+            if tokens != list(call.completion.token_ids):
                 raise EpisodeError(f"{where} has other tokens as reply {number} than the engine sampled")
             if tuple(sequence.token_ids) != call.prompt or call.images:
                 raise EpisodeError(f"{where} has reply {number} after other tokens than it was sampled after")
@@ -229,13 +219,14 @@ def trajectory_of(
     last = max(calls, key=lambda call: call.number)
     main = next(sequence for sequence in sequences if last in sequence.calls)
     others = [sequence for sequence in sequences if sequence is not main]
-    first_prompt = main.token_ids[: main.sampled.index(True)]
+    first_prompt = main.token_ids[: main.sampled.index(1)]
+    token_ids, sampled, logprobs = main.tensors()
     in_prompt = sum(image.start < len(first_prompt) for image in main.images)
     return Trajectory(
         prompt=replace(prompt, token_ids=tuple(first_prompt), images=tuple(main.images[:in_prompt])),
-        token_ids=torch.tensor(main.token_ids, dtype=torch.int64),
-        loss_mask=torch.tensor(main.sampled, dtype=torch.bool),
-        rollout_logprobs=torch.tensor(main.logprobs),
+        token_ids=token_ids,
+        loss_mask=sampled,
+        rollout_logprobs=logprobs,
         weight_version=min(call.completion.weight_version for call in calls),
         stretches=stretches_of([call.completion for each in (main, *others) for call in each.calls]),
         finish_reason="length" if any(call.completion.finish_reason == "length" for call in calls) else "stop",
@@ -244,13 +235,5 @@ def trajectory_of(
         messages=None if last.messages is None else tuple(last.messages),
         turns=len(calls),
         environment_reward=reward,
-        branches=tuple(
-            Branch(
-                torch.tensor(each.token_ids, dtype=torch.int64),
-                torch.tensor(each.sampled, dtype=torch.bool),
-                torch.tensor(each.logprobs),
-                tuple(each.images),
-            )
-            for each in others
-        ),
+        branches=tuple(Branch(*each.tensors(), tuple(each.images)) for each in others),
     )

@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NoReturn
 
-import torch
-
 from rlhf_core.chat.encoding import Tokenizer, decode_completion, encode_prompt, written_text
 from rlhf_core.chat.feedback import encode_feedback
 from rlhf_core.chat.rendering import Message
 from rlhf_core.data.formats.base import RowError, require_sound
 from rlhf_core.environments import Environment, Feedback, Reply
 from rlhf_core.episodes.shown_images import ShownImages, request_images
+from rlhf_core.episodes.tokens import EpisodeTokens
 from rlhf_core.errors import AlignmentError, ConversationError, EpisodeError, StageError
 from rlhf_core.processes.user_code import user_error
 from rlhf_core.rewards.base import fits, written
@@ -61,9 +60,7 @@ class Episode:
         self._reward = 0.0
         self._metrics: dict[str, float] = {}
         self._cut = False  # a reply was, or the episode for want of room
-        self.token_ids: list[int] = []
-        self._sampled: list[bool] = []
-        self._logprobs: list[float] = []
+        self._tokens = EpisodeTokens()
         self._shown: tuple[SequenceImage, ...] = ()  # by the environment, behind the prompt
         self._seconds = rules.episode_seconds  # that are left
         self.max_tokens = rules.max_tokens  # of the next reply
@@ -81,7 +78,17 @@ class Episode:
         if messages != self._messages:
             self._messages = self._answered = self._checked(messages, "reset")
             self._prompt = self._environment_prompt()
-        self._append(self._prompt.token_ids, False, [0.0] * len(self._prompt.token_ids))
+        self._tokens.add_given(self._prompt.token_ids)
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """A copy of its tokens so far, which the next reply follows."""
+        return self._tokens.token_ids[:]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return len(self._tokens.token_ids)
 
     @property
     def images(self) -> list[RequestImage]:
@@ -102,7 +109,7 @@ class Episode:
         assert not self.over
         rules = self._rules
         text = rules.text(reply.token_ids)
-        self._append(reply.token_ids, True, reply.logprobs)
+        self._tokens.add_sampled(reply)
         self._replies.append(reply)
         self._answered = self._messages
         self._cut = reply.finish_reason == "length"
@@ -129,11 +136,12 @@ class Episode:
 
     def trajectory(self) -> Trajectory:
         last = self._replies[-1]
+        token_ids, sampled, logprobs = self._tokens.tensors()
         return Trajectory(
             prompt=self._prompt,
-            token_ids=torch.tensor(self.token_ids, dtype=torch.int64),
-            loss_mask=torch.tensor(self._sampled, dtype=torch.bool),
-            rollout_logprobs=torch.tensor(self._logprobs),
+            token_ids=token_ids,
+            loss_mask=sampled,
+            rollout_logprobs=logprobs,
             weight_version=min(reply.weight_version for reply in self._replies),
             stretches=stretches_of(self._replies),
             feedback_images=self._shown,
@@ -153,18 +161,13 @@ class Episode:
         except StageError as error:
             raise EpisodeError(f"{self._where()}: {error}") from error
         between, shown = self._with_images(between, feedback_messages, "step")
-        if len(self.token_ids) + len(between) >= self._rules.max_length:
+        if self.num_tokens + len(between) >= self._rules.max_length:
             self.over = self._cut = True  # no room for another reply
             return
         self.max_tokens = self._checked_limit(feedback.max_tokens, "step")
-        self._append(between, False, [0.0] * len(between))
+        self._tokens.add_given(between)
         self._shown += shown
         self._messages = [*messages, *feedback_messages]
-
-    def _append(self, token_ids: Sequence[int], sampled: bool, logprobs: Sequence[float]) -> None:
-        self.token_ids += token_ids
-        self._sampled += [sampled] * len(token_ids)
-        self._logprobs += logprobs
 
     def _environment_prompt(self) -> Prompt:
         """Return the prompt if the environment's differs from the row's."""
@@ -187,7 +190,7 @@ class Episode:
             return token_ids, ()
         before = 0 if method == "reset" else len(self._prompt.images) + len(self._shown)
         try:
-            return self._rules.images.expanded(token_ids, messages, start=len(self.token_ids), before=before)
+            return self._rules.images.expanded(token_ids, messages, start=self.num_tokens, before=before)
         except ConversationError as error:
             self._fail(f"{method}() returned images that cannot be shown: {error}")
 

@@ -132,7 +132,7 @@ class Rollouter:
         while not episode.over:
             seed = start.seed(episode.turns) if parameters.temperature else None
             of_turn = replace(parameters, max_tokens=episode.max_tokens)
-            await episode.take(await ask(Request(tuple(episode.token_ids), of_turn, seed, episode.images)))
+            await episode.take(await ask(Request(episode.token_ids, of_turn, seed, episode.images)))
         return episode.trajectory()
 
     async def _try_to_play(self, start: Start, parameters: SamplingParameters, ask: Ask) -> Trajectory | EpisodeError:

@@ -44,8 +44,8 @@ class ScriptedEngine(RolloutEngine):
                 break
             tokens.append(token)
             if token in request.parameters.stop_token_ids:
-                return Completion(tuple(tokens), (self._logprob,) * len(tokens), "stop", self._version)
-        return Completion(tuple(tokens), (self._logprob,) * len(tokens), "length", self._version)
+                return Completion(tokens, [self._logprob] * len(tokens), "stop", self._version)
+        return Completion(tokens, [self._logprob] * len(tokens), "length", self._version)
 
     def load_weights(self, transport: Transport, manifest: WeightManifest) -> None:
         take_all(transport.receive(manifest))

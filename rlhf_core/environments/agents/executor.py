@@ -73,7 +73,7 @@ async def _answered(policy: Policy, method: str, **arguments: Any) -> Any:
             )
             completion = call.completion
             return {
-                "number": call.number, "token_ids": completion.token_ids, "logprobs": completion.logprobs,
+                "number": call.number, "token_ids": list(completion.token_ids), "logprobs": list(completion.logprobs),
                 "finish_reason": completion.finish_reason,
                 "text": decode_completion(policy.tokenizer, completion.token_ids),
             }  # fmt: skip

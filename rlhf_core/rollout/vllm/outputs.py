@@ -49,7 +49,7 @@ class Partial:
                 f"the engine serves weights of version {oldest} that give log-probs which are not finite"
             )
         stretches = tuple(self.stretches) if len(self.stretches) > 1 else ()
-        return Completion(tuple(self.token_ids), tuple(self.logprobs), reason, oldest, stretches)
+        return Completion(self.token_ids, self.logprobs, reason, oldest, stretches)
 
 
 def chosen(tokens: Sequence[int], positions: Sequence[Mapping[int, Any]]) -> list[float]:

@@ -62,7 +62,7 @@ def test_later_messages_follow_the_tokens_that_were_sampled(tokenizer: Tokenizer
 
     play(made, agent)
     first, second = made.completed
-    assert second.prompt[: len(first.prompt) + 2] == first.prompt + first.completion.token_ids
+    assert second.prompt[: len(first.prompt) + 2] == (*first.prompt, *first.completion.token_ids)
     assert tokenizer.decode(second.prompt) == "<user>user:a?<assistant>a<eos><user>user:wrong<assistant>"
     (sequence,) = joined(made.completed)
     assert sequence.sampled.count(True) == 4
@@ -85,7 +85,7 @@ def test_a_reply_that_would_be_tokenised_otherwise_keeps_its_tokens(tokenizer: T
 
     play(calls, agent)
     assert len(joined(calls.completed)) == 1
-    assert calls.completed[1].prompt[len(calls.completed[0].prompt) :][:3] == odd.token_ids
+    assert calls.completed[1].prompt[len(calls.completed[0].prompt) :][:3] == tuple(odd.token_ids)
 
 
 def test_changed_history_and_sub_agents_are_branches(tokenizer: Tokenizer) -> None:
@@ -103,7 +103,7 @@ def test_changed_history_and_sub_agents_are_branches(tokenizer: Tokenizer) -> No
     sequences = joined(made.completed)
     assert [[call.number for call in each.calls] for each in sequences] == [[0, 1], [2], [3], [4]]
     first = made.completed[0]
-    assert sequences[1].token_ids[: len(first.prompt) + 2] == [*first.prompt, *first.completion.token_ids]
+    assert list(sequences[1].token_ids[: len(first.prompt) + 2]) == [*first.prompt, *first.completion.token_ids]
     assert not any(sequences[2].sampled[:-2])
 
 
@@ -134,7 +134,7 @@ def test_a_stream_has_what_is_recorded(tokenizer: Tokenizer) -> None:
     assert [c.choices[0].finish_reason for c in chunks if c.choices] == [None, "stop"]
     assert chunks[-1].usage.completion_tokens == 4
     logprobs = [each.logprob for each in chunks[0].choices[0].logprobs.content]
-    assert tuple(logprobs) == made.completed[0].completion.logprobs
+    assert logprobs == list(made.completed[0].completion.logprobs)
 
     async def texts(client: AsyncOpenAI) -> Any:
         stream = await client.completions.create(model="policy", prompt="a", stream=True, logprobs=0)
@@ -142,7 +142,7 @@ def test_a_stream_has_what_is_recorded(tokenizer: Tokenizer) -> None:
 
     (chunk,) = play(made, texts)
     assert chunk.choices[0].text == "abc"
-    assert tuple(chunk.choices[0].logprobs.token_logprobs) == made.completed[1].completion.logprobs
+    assert list(chunk.choices[0].logprobs.token_logprobs) == list(made.completed[1].completion.logprobs)
 
 
 def test_completions_models_and_tokenize(tokenizer: Tokenizer) -> None:

@@ -43,15 +43,15 @@ def call(number: int, prompt: Sequence[int], sampled: Sequence[int], version: in
 
 
 def tokens_of(sequences: Sequence[TokenSequence]) -> list[list[int]]:
-    return [each.token_ids for each in sequences]
+    return [list(each.token_ids) for each in sequences]
 
 
 def test_calls_that_continue_each_other_are_one_sequence() -> None:
     first, second = call(0, [1, 2], [3, 0]), call(1, [1, 2, 3, 0, 4], [5, 6])
     (sequence,) = joined([first, second])
-    assert sequence.token_ids == [1, 2, 3, 0, 4, 5, 6]
-    assert sequence.sampled == [False, False, True, True, False, True, True]
-    assert sequence.logprobs == [0, 0, -3, 0, 0, -5, -6]
+    assert list(sequence.token_ids) == [1, 2, 3, 0, 4, 5, 6]
+    assert list(sequence.sampled) == [False, False, True, True, False, True, True]
+    assert list(sequence.logprobs) == [0, 0, -3, 0, 0, -5, -6]
     assert sequence.calls == [first, second]
 
 
@@ -59,7 +59,7 @@ def test_what_continues_an_earlier_reply_is_a_branch_in_which_that_is_given() ->
     calls = [call(0, [1], [2, 0]), call(1, [1, 2, 0, 3], [4]), call(2, [1, 2, 0, 5], [6]), call(3, [9], [8])]
     sequences = joined(calls)
     assert tokens_of(sequences) == [[1, 2, 0, 3, 4], [1, 2, 0, 5, 6], [9, 8]]
-    assert sequences[1].sampled == [False] * 4 + [True]
+    assert list(sequences[1].sampled) == [False] * 4 + [True]
     assert tokens_of(joined(calls[:1] * 2)) == [[1, 2, 0]] * 2  # the same, asked twice
 
 
@@ -75,7 +75,7 @@ def test_sequences_are_as_few_as_the_calls_that_no_other_continues(seed: int) ->
             prompt = [*before.prompt, *before.completion.token_ids, *rng.choices(range(1, 3), k=rng.randint(0, 2))]
         calls.append(call(number, prompt, [next(token) for _ in range(rng.randint(1, 3))]))
     sequences = joined(calls)
-    whole = [call.prompt + call.completion.token_ids for call in calls]
+    whole = [(*call.prompt, *call.completion.token_ids) for call in calls]
 
     leaves = [own for own in whole if not any(each.prompt[: len(own)] == own for each in calls)]
     assert len(sequences) == len(leaves)
@@ -84,9 +84,9 @@ def test_sequences_are_as_few_as_the_calls_that_no_other_continues(seed: int) ->
         assert sum(sequence.sampled) == sum(len(each.completion.token_ids) for each in sequence.calls)
         for each in sequence.calls:
             start, end = len(each.prompt), len(each.prompt) + len(each.completion.token_ids)
-            assert tuple(sequence.token_ids[:end]) == each.prompt + each.completion.token_ids
+            assert tuple(sequence.token_ids[:end]) == (*each.prompt, *each.completion.token_ids)
             assert all(sequence.sampled[start:end])
-            assert tuple(sequence.logprobs[start:end]) == each.completion.logprobs
+            assert sequence.logprobs[start:end] == each.completion.logprobs
 
 
 def test_a_trajectory_is_of_the_last_reply_and_the_others_are_its_branches() -> None:
@@ -113,7 +113,7 @@ CALLS = [call(0, [1, 2], [3]), call(1, [4], [5, 6])]
 def test_a_program_chooses_what_trains() -> None:
     first = {"call": 0, "token_ids": [3]}
     (sequence,) = chosen(CALLS, [[{"given": [1]}, {"given": [2]}, first]])
-    assert (sequence.token_ids, sequence.calls) == ([1, 2, 3], [CALLS[0]])
+    assert (list(sequence.token_ids), sequence.calls) == ([1, 2, 3], [CALLS[0]])
     assert len(chosen(CALLS, [[{"given": [4]}, {"call": 1, "token_ids": [5, 6]}], [{"given": [1, 2]}, first]])) == 2
 
 
@@ -130,6 +130,7 @@ def test_a_program_chooses_what_trains() -> None:
         ([[{"given": [1, 2]}]], "does not end with a reply"),
         ([[]], "does not end with a reply"),
         ([[{"given": [1.5]}]], "has the segment {'given': [1.5]}, expected a list of tokens or a reply"),
+        ([[{"given": [2**31]}]], "has the segment {'given': [2147483648]}, expected a list of tokens or a reply"),
         ([[{"given": [1], "sampled": True}]], "has the segment {'given': [1], 'sampled': True}"),
     ],
 )

@@ -29,12 +29,12 @@ def count_from_seed(prompt: Sequence[int], seed: int | None) -> list[int]:
 def test_completions_stop_as_an_engine_stops_them() -> None:
     engine = ScriptedEngine(count_from_seed, max_length=8, logprob=-0.5)
     stopped, cut, squeezed = engine.generate(sampled([5], [50], [50] * 6))
-    assert (stopped.token_ids, stopped.finish_reason) == ((5, 10, 2), "stop")
-    assert (cut.token_ids, cut.finish_reason) == ((7, 7, 7, 7), "length")
-    assert (squeezed.token_ids, squeezed.finish_reason) == ((7, 7), "length")
-    assert stopped.logprobs == (-0.5, -0.5, -0.5)
-    assert engine.generate(sampled([5], [6], [7]))[1].token_ids == (6, 20, 2)
-    assert engine.generate([Request([5], GREEDY, None)])[0].token_ids == (5, 0, 2)
+    assert (list(stopped.token_ids), stopped.finish_reason) == ([5, 10, 2], "stop")
+    assert (list(cut.token_ids), cut.finish_reason) == ([7, 7, 7, 7], "length")
+    assert (list(squeezed.token_ids), squeezed.finish_reason) == ([7, 7], "length")
+    assert list(stopped.logprobs) == [-0.5, -0.5, -0.5]
+    assert list(engine.generate(sampled([5], [6], [7]))[1].token_ids) == [6, 20, 2]
+    assert list(engine.generate([Request([5], GREEDY, None)])[0].token_ids) == [5, 0, 2]
     with pytest.raises(ValueError, match="prompt 1 has 8 tokens"):
         engine.generate(sampled([5], [5] * 8))
 

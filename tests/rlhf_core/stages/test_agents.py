@@ -260,7 +260,7 @@ def test_every_token_of_random_episodes_is_trained_once_as_it_was_sampled(model:
         same = [
             made
             for made in engine.sampled[prompt]
-            if made.token_ids[: len(tokens)] == tokens
+            if tuple(made.token_ids[: len(tokens)]) == tokens
             and torch.equal(torch.tensor(made.logprobs[: len(tokens)]), logprobs)
         ]
         assert same

@@ -1,0 +1,38 @@
+"""The tokens of an episode while it is played, as arrays: 9 bytes a token."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlhf_core.types import Completion
+
+
+@dataclass(slots=True)
+class EpisodeTokens:
+    """Tokens that are given, such as those of a prompt, and sampled ones with their log-probs, one after the other."""
+
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    sampled: bytearray = field(default_factory=bytearray)  # of each token, 1 if the policy sampled it
+    logprobs: array[float] = field(default_factory=lambda: array("f"))  # of each token, 0 if it is given
+
+    def add_given(self, token_ids: Sequence[int]) -> None:
+        self.token_ids.extend(token_ids)
+        self.sampled.extend(bytes(len(token_ids)))
+        self.logprobs.frombytes(bytes(self.logprobs.itemsize * len(token_ids)))
+
+    def add_sampled(self, completion: Completion) -> None:
+        self.token_ids.extend(completion.token_ids)
+        self.sampled.extend(b"\1" * len(completion.token_ids))
+        self.logprobs.extend(completion.logprobs)
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the tokens (T,) int64, the loss mask (T,) bool, and the engine's log-probs (T,) float32."""
+        arrays = np.asarray(self.token_ids), np.asarray(self.sampled, dtype=bool), np.asarray(self.logprobs)
+        token_ids, sampled, logprobs = map(torch.tensor, arrays)
+        return token_ids.long(), sampled, logprobs
