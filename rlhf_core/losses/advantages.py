@@ -7,7 +7,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from rlhf_core.losses.masking import masked_mean
 from rlhf_core.types import sequence_ids
 
 _VARIANCE_FLOOR = 1e-8
@@ -31,11 +30,9 @@ def gae(
     for error, next_value in zip(errors.split(sizes)[1:], known.split(sizes)[:-1], strict=True):
         error += gamma * next_value[: len(error)]
     errors -= known
-    sums = _discounted_sums(errors, sizes, gamma * lam)
-    advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
-    advantages[order] = sums
-    returns[order] = sums + known
-    return advantages, returns
+    advantages = torch.zeros_like(values)
+    advantages[order] = _discounted_sums(errors, sizes, gamma * lam)
+    return advantages, torch.where(mask, advantages + values, torch.zeros_like(values))
 
 
 def _from_the_end(mask: Tensor, sequence_lengths: Tensor) -> tuple[Tensor, list[int]]:
@@ -74,13 +71,16 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
     Common in implementations of PPO (arXiv:2005.12729, section 3). The variance is at least 1e-8; equal advantages
     become exactly 0. Raises ValueError if no token is trained.
     """
-    exact = advantages.double()
-    mean = masked_mean(exact, mask)
-    if bool((advantages[mask] == advantages[mask][0]).all()):
+    trained = advantages[mask]
+    if not trained.numel():
+        raise ValueError("advantages of no trained token cannot be whitened")
+    if bool((trained == trained[0]).all()):
         return torch.zeros_like(advantages)  # else the division would magnify the rounding error of the mean
-    variance = masked_mean((exact - mean).square(), mask)
-    whitened = (exact - mean) * variance.clamp(min=_VARIANCE_FLOOR).rsqrt()
-    return torch.where(mask, whitened, torch.zeros_like(whitened)).to(advantages.dtype)
+    centred = trained.double()
+    centred -= centred.mean()
+    variance = centred.square().mean()
+    whitened = (centred * variance.clamp(min=_VARIANCE_FLOOR).rsqrt()).to(advantages.dtype)
+    return torch.zeros_like(advantages).masked_scatter_(mask, whitened)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Sums and means over the trained tokens of a packed batch.
+"""Sums over the trained tokens of a packed batch.
 
 Values are selected by the mask, never multiplied by it: a NaN or an infinity at a token that is not trained must not
 reach the sum. Losses select their inputs before they compute, because the gradient of exp at infinity is NaN even when
@@ -20,14 +20,3 @@ def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     false.
     """
     return values[mask].sum()
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of `values` (N,) where `mask` (N,) bool is true, as a scalar ().
-
-    Raises ValueError if the mask selects nothing, because the mean is then undefined.
-    """
-    selected = values[mask]
-    if selected.numel() == 0:
-        raise ValueError("the mean over no trained token is not defined")
-    return selected.mean()

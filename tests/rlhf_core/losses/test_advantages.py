@@ -112,6 +112,11 @@ def test_whitened_equal_advantages_are_zero() -> None:
     assert whiten(torch.full((7,), 0.1), torch.ones(7, dtype=torch.bool)).tolist() == [0.0] * 7
 
 
+def test_no_trained_token_cannot_be_whitened() -> None:
+    with pytest.raises(ValueError, match="no trained token"):
+        whiten(torch.ones(4), torch.zeros(4, dtype=torch.bool))
+
+
 def test_group_normalised_worked_by_hand() -> None:
     # Group 7: 1, 3, 5: mean 3, unbiased deviation 2. Group 2: 0, 1: mean .5, unbiased deviation sqrt(.5).
     rewards = torch.tensor([1.0, 0.0, 3.0, 1.0, 5.0])
