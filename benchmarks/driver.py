@@ -31,6 +31,7 @@ from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.division import Division
 from rlhf_core.episodes.tokens import EpisodeTokens
 from rlhf_core.losses.aggregation import loss_weights
+from rlhf_core.packing import plain
 from rlhf_core.rl.experience import pack_trajectories, require_finite
 from rlhf_core.types import Completion, Minibatch, PackedBatch, Prompt, Scored, Trajectory
 
@@ -139,7 +140,7 @@ def measure(case: Case) -> Result:
     with result.phase("pack"):
         rollouts = pack_trajectories(trajectories)
     with result.phase("score"):
-        division = divided(rollouts)
+        division = divided(plain(rollouts))
         shards = division.split()
         result.sent += send(shards)
         results = [[part.rollout_logprobs - 0.01 for part in shard] for shard in shards]

@@ -83,5 +83,9 @@ def _with_own_tiles(batch: B) -> B:
 
 def select_sequences(batch: PackedBatch, sequences: Sequence[int]) -> PackedBatch:
     """Select the sequences of `batch` with these indices, in that order, without the fields of subclasses."""
-    plain = PackedBatch(**{field.name: getattr(batch, field.name) for field in fields(PackedBatch)})
-    return select(plain, sequences)
+    return select(plain(batch), sequences)
+
+
+def plain(batch: PackedBatch) -> PackedBatch:
+    """Return `batch` without the fields of subclasses: what a model reads."""
+    return PackedBatch(**{field.name: getattr(batch, field.name) for field in fields(PackedBatch)})

@@ -148,9 +148,14 @@ class RayWorkerGroup(Generic[W]):
         if len(shards) != self.replicas:
             raise ValueError(f"{name}: {len(shards)} shards for {self.replicas} replicas")
         ranks = self._ranks_of_replica  # neighbours
-        sent = [ray.put(shard) for shard in shards] if ranks > 1 else shards
+        sent = self.put(shards) if ranks > 1 else shards
         shard_of_rank = [(shard,) for shard in sent for _ in range(ranks)]
         return wait(name, self._start(method, shard_of_rank, args, kwargs), self._timeout)[::ranks]
+
+    def put(self, shards: Sequence[S]) -> Sequence[S]:
+        """Put the shards into the object store, unless they are there."""
+        references: Any = [each if isinstance(each, ray.ObjectRef) else ray.put(each) for each in shards]
+        return references  # Ray hands their values to the ranks
 
     def aside(
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs

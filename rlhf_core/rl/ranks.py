@@ -20,10 +20,11 @@ from rlhf_core.division import Division
 from rlhf_core.losses import kl, mismatch
 from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.metrics import merged
-from rlhf_core.packing import select
+from rlhf_core.packing import plain, select
 from rlhf_core.rl.kl_controller import KLController
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER
 from rlhf_core.rl.scoring import Scores, role_of, scored
+from rlhf_core.rl.shards import Shards
 from rlhf_core.rl.weights import WeightSource
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.publication import Digests, Publication
@@ -85,6 +86,7 @@ class PolicyTrainer:
         """Return the tensor of each of `names`, as of Scores.score. Models on the same ranks with micro-batches of the
         same size are scored in one call."""
         scores: dict[str, Any] = {}
+        shards = Shards(plain(batch), self._workers)
         calls: dict[tuple[str, int, bool], list[str]] = {}
         for name in names:
             role = role_of(name)
@@ -95,7 +97,8 @@ class PolicyTrainer:
             group = self._frozen.get(ranks, self._workers)
             # Rounding depends on the content of a micro-batch: models compared with the policy use the same ones.
             replicas = self._workers.replicas if role in (REFERENCE, TEACHER) else group.replicas
-            scores |= scored(group, self._division(batch, role, replicas).over(group.replicas), names_of_call)
+            division = self._division(shards.batch, role, replicas).over(group.replicas)
+            scores |= scored(group, division, names_of_call, shards.of(division))
         return scores
 
     def _division(self, batch: B, role: str, replicas: int) -> Division[B]:
@@ -150,12 +153,13 @@ class PolicyTrainer:
             for minibatch in self._minibatches(batch, step * settings.epochs + epoch):
                 if not minibatch.num_trained_tokens:
                     continue
+                shards = Shards(minibatch, self._workers)
                 if not frozen:
-                    shards = self._shards(minibatch, POLICY)
-                    policy.append(self._workers.scatter(RLWorker.update_policy, shards, self.kl_coefficient)[0])
+                    of_policy = shards.of(self._division(minibatch, POLICY, self._workers.replicas))
+                    policy.append(self._workers.scatter(RLWorker.update_policy, of_policy, self.kl_coefficient)[0])
                 if self._algorithm.uses_critic:
-                    shards = self._shards(minibatch, CRITIC)
-                    critic.append(self._workers.scatter(RLWorker.update_critic, shards)[0])
+                    of_critic = shards.of(self._division(minibatch, CRITIC, self._workers.replicas))
+                    critic.append(self._workers.scatter(RLWorker.update_critic, of_critic)[0])
         updated = merged(
             over_steps(policy) if policy else {},
             over_steps(critic, prefix="critic_") if critic else {},
@@ -204,9 +208,6 @@ class PolicyTrainer:
         mask, imitated = batch.loss_mask, batch.imitated
         imitation = None if imitated is None else weights_of(imitated & mask)
         return Minibatch(**vars(batch), loss_weights=weights_of(mask), imitation_weights=imitation)
-
-    def _shards(self, batch: B, role: str) -> list[list[B]]:
-        return self._division(batch, role, self._workers.replicas).split()
 
     @contextmanager
     def publication(self, version: int, source: WeightSource = "live", engines: int = 1) -> Iterator[Publication]:

@@ -78,9 +78,17 @@ class FrozenWorker:
         return self._models[role].shares_prompts
 
 
-def scored(ranks: WorkerGroup[S], division: Division[PackedBatch], names: Sequence[str]) -> dict[str, Tensor]:
-    """Return Scores.score of a whole batch by name, (N,) float32 in the batch's order."""
-    results = ranks.scatter(Scores.score, division.split(), names)
+def scored(
+    ranks: WorkerGroup[S],
+    division: Division[PackedBatch],
+    names: Sequence[str],
+    shards: Sequence[list[PackedBatch]] | None = None,
+) -> dict[str, Tensor]:
+    """Return Scores.score of a whole batch by name, (N,) float32 in the batch's order.
+
+    shards: of the division, if they were sent before.
+    """
+    results = ranks.scatter(Scores.score, shards or division.split(), names)
     return {name: division.join([[part[name] for part in replica] for replica in results]) for name in names}
 
 

@@ -51,6 +51,9 @@ class WorkerGroup(Protocol[W_co]):
     ) -> list[R]:
         """Return the results of `worker.method(shards[replica], *args)` by replica, run on all of its ranks."""
 
+    def put(self, shards: Sequence[S]) -> Sequence[S]:
+        """Return references to `shards`, which several calls of `scatter`, of any group, send once."""
+
     def begin(
         self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Callable[[], list[R]]:
@@ -99,6 +102,9 @@ class InlineGroup(Generic[W]):
             raise ValueError(f"{method.__name__}: {len(shards)} shards for 1 replica")
         self.before(method)
         return [getattr(self._worker, method.__name__)(shards[0], *args, **kwargs)]
+
+    def put(self, shards: Sequence[S]) -> Sequence[S]:
+        return shards
 
     def begin(
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs

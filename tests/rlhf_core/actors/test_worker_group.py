@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
+import ray
 import torch
 import torch.distributed as dist
 from ray.cloudpickle import register_pickle_by_value
@@ -89,13 +90,16 @@ def test_scatter_gives_each_rank_its_shard_and_all_the_rest(group: RayWorkerGrou
     assert group.scatter(Worker.add, [1, 2], 1000) == [2203, 2203]
     with pytest.raises(ValueError, match="add: 3 shards for 2 replicas"):
         group.scatter(Worker.add, [1, 2, 3], 0)
+    sent = group.put([1, 2])
+    assert all(isinstance(shard, ray.ObjectRef) for shard in sent)
+    assert [group.scatter(Worker.add, sent, 1000) for _ in range(2)] == [[2203, 2203]] * 2
 
 
 def test_ranks_of_one_replica_get_the_same_shard() -> None:
     group = RayWorkerGroup(HALVES, Worker, tensor=2)
     try:
         assert (group.size, group.replicas) == (2, 1)
-        assert group.scatter(Worker.add, [3], 10) == [26]
+        assert group.scatter(Worker.add, [3], 10) == group.scatter(Worker.add, group.put([3]), 10) == [26]
         with pytest.raises(ValueError, match="add: 2 shards for 1 replicas"):
             group.scatter(Worker.add, [1, 2], 0)
     finally:
