@@ -143,7 +143,7 @@ def measure(case: Case) -> Result:
         division = divided(plain(rollouts))
         shards = division.split()
         result.sent += send(shards)
-        results = [[part.rollout_logprobs - 0.01 for part in shard] for shard in shards]
+        results = [[-torch.rand(part.num_tokens) * part.loss_mask for part in shard] for shard in shards]
         del shards
         names = ["old_logprobs", "ref_logprobs"]
         names += ["values"] * algorithm.uses_critic + ["teacher_logprobs"] * algorithm.uses_teacher
