@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -11,6 +12,7 @@ from rlhf_core.types import sequence_ids
 
 _VARIANCE_FLOOR = 1e-8
 _STD_EPSILON = 1e-6
+_SEQUENCES_OF_BLOCK = 1024
 
 
 @torch.no_grad()
@@ -25,14 +27,28 @@ def gae(
     0. Rewards and values at tokens that are not trained are not read.
     Returns (advantages, returns), both (N,) and 0 where not trained; returns = advantages + values.
     """
-    order, sizes = _from_the_end(mask, sequence_lengths)
-    errors, known = rewards[order], values[order]
-    for error, next_value in zip(errors.split(sizes)[1:], known.split(sizes)[:-1], strict=True):
-        error += gamma * next_value[: len(error)]
-    errors -= known
-    advantages = torch.zeros_like(values)
-    advantages[order] = _discounted_sums(errors, sizes, gamma * lam)
+
+    def block(rewards: Tensor, values: Tensor, mask: Tensor, sequence_lengths: Tensor) -> Tensor:
+        order, sizes = _from_the_end(mask, sequence_lengths)
+        errors, known = rewards[order], values[order]
+        for error, next_value in zip(errors.split(sizes)[1:], known.split(sizes)[:-1], strict=True):
+            error += gamma * next_value[: len(error)]
+        errors -= known
+        advantages = torch.zeros_like(values)
+        advantages[order] = _discounted_sums(errors, sizes, gamma * lam)
+        return advantages
+
+    advantages = _in_blocks(block, (rewards, values, mask), sequence_lengths)
     return advantages, torch.where(mask, advantages + values, torch.zeros_like(values))
+
+
+def _in_blocks(block: Callable[..., Tensor], of_tokens: Sequence[Tensor], sequence_lengths: Tensor) -> Tensor:
+    """Return `block(*of_tokens, sequence_lengths)`, (N,), computed for some sequences at a time: tokens that a walk
+    visits one after the other, each of another sequence, then stay in the processor's caches."""
+    lengths = sequence_lengths.split(_SEQUENCES_OF_BLOCK)
+    tokens = [int(each.sum()) for each in lengths]
+    parts = zip(*(each.split(tokens) for each in of_tokens), lengths, strict=True)
+    return torch.cat([block(*part) for part in parts])
 
 
 def _from_the_end(mask: Tensor, sequence_lengths: Tensor) -> tuple[Tensor, list[int]]:
@@ -135,10 +151,14 @@ def discounted_returns(rewards: Tensor, mask: Tensor, sequence_lengths: Tensor, 
     rewards: (N,) float32, not read where not trained; mask: (N,) bool; sequence_lengths: (S,) int64, sums to N.
     Returns (N,) float32, 0 where not trained.
     """
-    order, sizes = _from_the_end(mask, sequence_lengths)
-    returns = torch.zeros_like(rewards)
-    returns[order] = _discounted_sums(rewards[order], sizes, gamma)
-    return returns
+
+    def block(rewards: Tensor, mask: Tensor, sequence_lengths: Tensor) -> Tensor:
+        order, sizes = _from_the_end(mask, sequence_lengths)
+        returns = torch.zeros_like(rewards)
+        returns[order] = _discounted_sums(rewards[order], sizes, gamma)
+        return returns
+
+    return _in_blocks(block, (rewards, mask), sequence_lengths)
 
 
 @torch.no_grad()
