@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ def _selected(batch: B, chosen: Tensor, starts: Tensor, ends: Tensor) -> B:
         "sequence": (chosen.unsqueeze(1) * per_example + torch.arange(per_example)).flatten(),
         "example": chosen,
     }
-    changed = {}
+    changed: dict[str, Any] = {}
     for field in fields(batch):
         value, per = getattr(batch, field.name), field.metadata.get("per", "token")
         if value is not None and per == "token":

@@ -154,8 +154,9 @@ class RayWorkerGroup(Generic[W]):
 
     def put(self, shards: Sequence[S]) -> Sequence[S]:
         """Put the shards into the object store, unless they are there."""
-        references: Any = [each if isinstance(each, ray.ObjectRef) else ray.put(each) for each in shards]
-        return references  # Ray hands their values to the ranks
+        # Ray hands the values of references to the ranks.
+        references: list[Any] = [each if isinstance(each, ray.ObjectRef) else ray.put(each) for each in shards]
+        return references
 
     def aside(
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
