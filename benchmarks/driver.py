@@ -147,7 +147,8 @@ def measure(case: Case) -> Result:
         del shards
         names = ["old_logprobs", "ref_logprobs"]
         names += ["values"] * algorithm.uses_critic + ["teacher_logprobs"] * algorithm.uses_teacher
-        scored = Scored(**vars(rollouts), **{name: division.join(results) for name in names})
+        scores: dict[str, Any] = {name: division.join(results) for name in names}
+        scored = Scored(**vars(rollouts), **scores)
         del results
     with result.phase("advantages"):
         rewards = torch.tensor([trajectory.reward for trajectory in trajectories])
