@@ -82,7 +82,8 @@ class KeptCluster(InProcessCluster):
         with super().workers(placement, engine, factory, *args) as group:
             yield group
             group._worker.copy_state()
-            for name, tensors in vars(group._worker._copied).items():
+            copied = group._worker._copied
+            for name, tensors in (("shared", copied.shared), ("own", copied.own)):
                 save_file(tensors, self._folder / f"{name}.safetensors")
 
 

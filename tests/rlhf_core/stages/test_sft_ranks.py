@@ -76,7 +76,7 @@ class Worker(LanguageModelWorker):
 
     def leave_state(self, folder: Path) -> None:
         self.copy_state()
-        for name, tensors in vars(self._copied).items():
+        for name, tensors in (("shared", self._copied.shared), ("own", self._copied.own)):
             save_file(tensors, folder / f"{name}{dist.get_rank()}.safetensors")
 
 
