@@ -94,6 +94,21 @@ class Config(BaseModel):
         yield from ((name, getattr(self, name)) for name in type(self).model_fields if name not in unused)
 
 
+def configs_below(value: object, at: str = "") -> Iterator[tuple[str, Config]]:
+    """Yield `value`, if it is a config, and every used one below it, each with its path below `value`."""
+    if isinstance(value, Config):
+        yield at, value
+        items: Iterable[tuple[object, object]] = value.used_settings()
+    elif isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, tuple):
+        items = enumerate(value)
+    else:
+        return
+    for key, item in items:
+        yield from configs_below(item, f"{at}.{key}".removeprefix("."))
+
+
 class KeyedConfig(Config):
     """Fields and, beside them, blocks: further keys, whose class is chosen by `block_class`.
 

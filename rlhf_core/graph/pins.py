@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from rlhf_core.config.base import Config
+from rlhf_core.config.base import Config, configs_below
 from rlhf_core.config.data.dataset import FilesSource, HubSource
 from rlhf_core.config.stages.base_model import HubModel
 from rlhf_core.data.sources.remote import UnreadableError, file_identity, folder_identity, is_versioned
 from rlhf_core.errors import RecipeError, reason_of
-from rlhf_core.graph.user_files import configs_below
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_SECONDS = 20.0
@@ -34,7 +33,7 @@ def pins(config: Config, resolved: dict[str, str]) -> dict[str, str]:
 
 def _sources(config: Config) -> Iterator[tuple[str, partial[str]]]:
     """Yield each remote source: its URL, and a function that looks its identity up."""
-    for part in configs_below(config):
+    for _, part in configs_below(config):
         for folder in part.named_folders():
             if "://" in folder.path:
                 yield folder.path, partial(_folder, folder.path, folder.suffixes)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rlhf_core.config.base import Config
+from rlhf_core.config.base import Config, configs_below
 from rlhf_core.config.data.format_table import FORMATS
 from rlhf_core.config.plugins import Plugin
 from rlhf_core.graph.drafting import Draft, dataset_format
-from rlhf_core.graph.user_files import configs_below
 from rlhf_core.stages.table import STAGES
 
 
@@ -21,7 +20,7 @@ def plugins_of(draft: Draft, drafts: Mapping[str, Draft]) -> dict[str, str]:
 
 
 def plugins_of_settings(config: Config) -> dict[str, str]:
-    return versions(plugin for below in configs_below(config) for plugin in below.named_plugins())
+    return versions(plugin for _, below in configs_below(config) for plugin in below.named_plugins())
 
 
 def versions(plugins: Iterable[Plugin]) -> dict[str, str]:

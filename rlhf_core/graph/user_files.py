@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_core.config.base import Config
+from rlhf_core.config.base import Config, configs_below
 from rlhf_core.config.data.dataset import IMAGE_SUFFIXES
 from rlhf_core.config.stages.base_model import MODEL_SUFFIXES
 from rlhf_core.data.sources.opening import name_problem
@@ -53,29 +53,15 @@ def named_variables(config: Config) -> frozenset[str]:
     """Return the environment variables that `config` names, at any depth: a job needs them, a key never includes their
     content.
     """
-    return frozenset(name for part in configs_below(config) for name in part.named_variables())
+    return frozenset(name for _, part in configs_below(config) for name in part.named_variables())
 
 
 def _paths(config: Config, root: Path) -> Iterator[str]:
-    for part in configs_below(config):
+    for _, part in configs_below(config):
         yield from part.named_files()
         for folder in part.named_folders():
             if "://" not in folder.path:
                 yield from (model_files if folder.holds == "a model" else image_files)(root, folder.path)
-
-
-def configs_below(value: object) -> Iterator[Config]:
-    """Yield `value`, if it is a config, and every used one below it."""
-    if isinstance(value, Config):
-        yield value
-        for _, setting in value.used_settings():
-            yield from configs_below(setting)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from configs_below(item)
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from configs_below(item)
 
 
 def _digest(root: Path, path: str) -> str:

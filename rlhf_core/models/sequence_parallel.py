@@ -93,7 +93,7 @@ class CutTree:
 
     @cached_property
     def _own_plan(self) -> AttentionPlan:
-        """Of the queries of this part."""
+        """The plan of this part's queries, over the keys of all."""
         return self.tree.planned(self.start, self.start + self.length)
 
     def dealt(self, values: Tensor, places: Tensor) -> Tensor:
@@ -199,5 +199,5 @@ class _Summed(torch.autograd.Function):
 
 
 def _group(mesh: Mesh) -> dist.ProcessGroup | None:
-    """Of the ranks that share tokens; None: all."""
+    """Return the group of the ranks that share tokens; None: all ranks."""
     return mesh.groups.get("sequence")

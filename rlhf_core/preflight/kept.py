@@ -10,10 +10,7 @@ from rlhf_core.stages.job_context import node_cache
 
 
 def kept(folder: str, digest: str, ask: Callable[[], str]) -> str:
-    """Return the answer kept under `digest` in this `folder` of the node's cache, or else that of `ask`, and keep it.
-
-    answers: JSON.
-    """
+    """Return the answer kept under `digest` in `folder` of the node's cache, or else that of `ask`, and keep it."""
     path = node_cache() / folder / f"{digest}.json"
     if path.is_file():
         return path.read_text(encoding="utf-8")

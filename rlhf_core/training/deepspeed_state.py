@@ -54,10 +54,8 @@ class DeepSpeedState:
 
     def _layout(self) -> Layout:
         trained = {name: parameter for name, parameter in self._module.named_parameters() if parameter.requires_grad}
-        layout: Layout = {}
-        for name, parameter in trained.items():
-            whole = Piece(name, 0, 0, parameter.numel())
-            layout[f"weight.{name}"] = [cut_in_flat_parts(name, parameter) if self._is_partitioned else whole]
+        cut = cut_in_flat_parts if self._is_partitioned else _whole
+        layout: Layout = {f"weight.{name}": [cut(name, parameter)] for name, parameter in trained.items()}
         for i, pieces in enumerate(self._optimized_pieces({id(p): name for name, p in trained.items()})):
             layout[f"optimizer.{i}"] = pieces
             if self._is_sharded:
@@ -68,7 +66,7 @@ class DeepSpeedState:
         """Yield the pieces of parameters in each of `_optimized`. names: of parameters, by `id`."""
         if not self._is_sharded:
             for parameter in self._optimized():
-                yield [Piece(names[id(parameter)], 0, 0, parameter.numel())]
+                yield [_whole(names[id(parameter)], parameter)]
         elif self._is_partitioned:
             for group in self._zero.fp16_groups:
                 at, pieces = 0, []
@@ -108,6 +106,10 @@ class DeepSpeedState:
                     on_device = tensor.ndim or self._optimizer.defaults["fused"]
                     empty = torch.empty_like(tensor, device=parameter.device if on_device else "cpu")
                     self._optimizer.state[parameter].setdefault(name.removeprefix(prefix), empty)
+
+
+def _whole(name: str, parameter: Tensor) -> Piece:
+    return Piece(name, 0, 0, parameter.numel())
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

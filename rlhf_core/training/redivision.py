@@ -39,7 +39,7 @@ class _Copy:
 def without_layout(path: Path, layout: Layout) -> dict[str, Tensor]:
     """Return the tensors of a file that its layout does not describe, such as counters and buffers."""
     with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys() if not is_described(name, layout)}  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in file.keys() if _key(name, layout) is None}  # noqa: SIM118
 
 
 def same_weights(one: Layout, other: Layout) -> bool:
@@ -50,12 +50,13 @@ def same_weights(one: Layout, other: Layout) -> bool:
 
 def layout_of(tensors: Iterable[str], layout: Layout) -> Layout:
     """Return the part of `layout` that describes `tensors`."""
-    described = {prefix for name in tensors for prefix in (name, name.rpartition(".")[0])}
+    described = {_key(name, layout) for name in tensors}
     return {name: pieces for name, pieces in layout.items() if name in described}
 
 
-def is_described(name: str, layout: Layout) -> bool:
-    return name in layout or name.rpartition(".")[0] in layout
+def _key(name: str, layout: Layout) -> str | None:
+    """Return the key of `layout` that describes a tensor: its own name, or that of an optimizer's state; else None."""
+    return next((key for key in (name, name.rpartition(".")[0]) if key in layout), None)
 
 
 def layout_json(layout: Layout) -> bytes:
@@ -119,7 +120,9 @@ def _read(file: Any, copy: _Copy, tensors: dict[str, Tensor], layout: Layout) ->
     if _part_and_kind(copy.source)[1] != _OPTIMIZER:
         _fill(tensors[copy.target], copy, _elements(file, copy.source, copy))
         return
-    for source in _below(copy.source, file.keys()):
+    for source in file.keys():  # noqa: SIM118 (safe_open is no mapping)
+        if not source.startswith(f"{copy.source}."):
+            continue
         target = copy.target + source.removeprefix(copy.source)
         if not file.get_slice(source).get_shape():
             number = file.get_tensor(source)
@@ -154,10 +157,6 @@ def _fill(tensor: Tensor, copy: _Copy, elements: Tensor) -> None:
     if elements.dtype != tensor.dtype:
         raise StageError(f"`{copy.source}` is {elements.dtype} in the checkpoint and {tensor.dtype} in this run")
     tensor.view(-1)[copy.at : copy.at + copy.length] = elements
-
-
-def _below(prefix: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.startswith(f"{prefix}.")]
 
 
 def _part_and_kind(name: str) -> tuple[str, str]:

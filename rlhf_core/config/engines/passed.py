@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ValidationError
 from pydantic_core import InitErrorDetails
 
-from rlhf_core.config.base import Config, raised
+from rlhf_core.config.base import Config, configs_below, raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +47,14 @@ def _named(settings: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[t
             yield from _named(value, (*at, name))
 
 
-def passed_settings(value: Any, at: str = "") -> Iterator[tuple[str, Library, dict[str, Any]]]:
-    """Yield the path, library and content of each setting below `value` that passes something on."""
-    if isinstance(value, Config):
-        for name, setting in value.used_settings():
-            path = f"{at}.{name}".removeprefix(".")
-            info = type(value).model_fields.get(name)
+def passed_settings(config: Config) -> Iterator[tuple[str, Library, dict[str, Any]]]:
+    """Yield the path, library and content of each setting below `config` that passes something on."""
+    for at, part in configs_below(config):
+        for name, setting in part.used_settings():
+            info = type(part).model_fields.get(name)
             library = next((mark for mark in info.metadata if isinstance(mark, Library)), None) if info else None
             if library is not None and setting:
-                yield path, library, setting
-            elif library is None:
-                yield from passed_settings(setting, path)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from passed_settings(item, f"{at}.{key}")
-    elif isinstance(value, tuple):
-        for index, item in enumerate(value):
-            yield from passed_settings(item, f"{at}.{index}")
+                yield f"{at}.{name}".removeprefix("."), library, setting
 
 
 def _set_by(settings: Mapping[str, str]) -> dict[str, str]:

@@ -36,7 +36,7 @@ class EngineConfig(Config):
         False, description="keep the weights in main memory too, except those of the current layer; needs zero_stage 3"
     )
     overlap_comm: bool = operational(
-        False, description="reduce gradients while the backward pass goes on; needs sharding by zero_stage 2 or 3"
+        False, description="reduce gradients during the backward pass; needs sharding by zero_stage 2 or 3"
     )
     hpz_partition_size: PartitionSize | None = operational(
         None,

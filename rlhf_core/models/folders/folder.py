@@ -91,7 +91,7 @@ def longrope_limit(config: Mapping[str, Any]) -> int | None:
 
 
 def depends_on_longest(config: Mapping[str, Any]) -> bool:
-    """Whether the factors of positions depend on the longest sequence of a forward."""
+    """Return whether factors of positions depend on the longest sequence of a forward."""
     kinds = {part.get("rope_type", part.get("type")) for part in _position_settings(text_config(config))}
     return "dynamic" in kinds or longrope_limit(config) is not None
 

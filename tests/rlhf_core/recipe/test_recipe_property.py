@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 
 from deployments.stack.environment import RECIPES
 from rlhf_core.algorithms import build_algorithm
-from rlhf_core.config.base import result_settings
+from rlhf_core.config.base import configs_below, result_settings
 from rlhf_core.config.engines.rollout import SamplingConfig
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.trained import OptimizerConfig, SupervisedConfig
 from rlhf_core.contract import Stage
 from rlhf_core.errors import AlignmentError
-from rlhf_core.graph.user_files import configs_below
 from rlhf_core.pipeline.estimates import Known, estimates
 from rlhf_core.pipeline.plan import plan
 from rlhf_core.pipeline.prepare import Checked, check
@@ -219,7 +218,7 @@ def taken(stage: Stage, config: Any) -> None:
     assert again == config
     assert json.dumps(result_settings(again), allow_nan=False)
     again.reserves()
-    for below in configs_below(config):
+    for _, below in configs_below(config):
         if isinstance(below, SamplingConfig):
             SamplingParameters.of(below, (1,))
         if isinstance(below, OptimizerConfig):
