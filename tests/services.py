@@ -159,6 +159,19 @@ class S3Server:
         )  # fmt: skip
 
 
+@contextmanager
+def store_of_runs(host: str) -> Iterator[S3Server]:
+    """A server on `host` with the bucket `runs`, to which this process's AWS variables lead from here on."""
+    server = S3Server(host)
+    try:
+        server.start()
+        server.create_bucket("runs")
+        os.environ.update(server.environment())
+        yield server
+    finally:
+        server.close()
+
+
 def s3_prefix(server: S3Server, patch: pytest.MonkeyPatch) -> str:
     """The URL of a prefix of `server` that no other test uses; sets the AWS variables."""
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_REGION"):

@@ -22,7 +22,7 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.prepare import check
 from rlhf_core.testing.stage import without_times
 from tests.cluster import service_environment
-from tests.services import S3Server
+from tests.services import S3Server, store_of_runs
 from tests.slurm.daemons import ADDRESSES, Slurm
 
 SECONDS = 2400.0
@@ -95,11 +95,7 @@ def play(folder: Path) -> dict[str, Any]:
         slurm = Slurm(folder, CPUS)
         stack.callback(slurm.stop)
         slurm.start()
-        server = S3Server(ADDRESSES["node1"])
-        stack.callback(server.close)
-        server.start()
-        server.create_bucket("runs")
-        os.environ.update(server.environment())
+        server = stack.enter_context(store_of_runs(ADDRESSES["node1"]))
         stopped, whole = (Run(slurm, name, server) for name in ("stopped", "whole"))
         stopped.submit()
         stopped.wait_until("it trains", stopped.trains)

@@ -13,7 +13,7 @@ from ray.job_submission import JobSubmissionClient
 
 from rlhf_core.artifacts.opening import open_store
 from tasks.ray_jobs import RayJobs
-from tests.services import S3Server
+from tests.services import store_of_runs
 from tests.tasks.stopped_jobs import Run, Watcher, sft_inputs
 from tests.two_nodes.scenario import DASHBOARD, HEAD, Nodes
 
@@ -24,11 +24,7 @@ def play(folder: Path) -> dict[str, Any]:
         nodes = Nodes(folder)
         stack.callback(nodes.stop)
         nodes.start()
-        server = S3Server(HEAD)
-        stack.callback(server.close)
-        server.start()
-        server.create_bucket("runs")
-        os.environ.update(server.environment())
+        stack.enter_context(store_of_runs(HEAD))
         jobs, inputs = RayJobs(JobSubmissionClient(DASHBOARD)), sft_inputs(folder / "inputs")
         whole, drained = (Run(open_store(f"s3://runs/{name}"), inputs, folder / name) for name in ("whole", "drained"))
         whole.compute(jobs, Watcher())

@@ -28,7 +28,7 @@ from tasks.job_request import JobRequest
 from tasks.ray_jobs import RayJobs
 from tests.cluster import ROOT, service_environment
 from tests.rlhf_core.stages.rl_jobs import job_inputs, results, specified, two_by_two
-from tests.services import S3Server
+from tests.services import store_of_runs
 from tests.two_nodes.machines import PRIVATE, Machine, connect
 
 HEAD, OTHER = "10.77.0.1", "10.77.0.2"
@@ -201,11 +201,7 @@ def play(folder: Path) -> dict[str, Any]:
         nodes = Nodes(folder)
         stack.callback(nodes.stop)
         nodes.start()
-        server = S3Server(HEAD)
-        stack.callback(server.close)
-        server.start()
-        server.create_bucket("runs")
-        os.environ.update(server.environment())
+        stack.enter_context(store_of_runs(HEAD))
         jobs = RayJobs(JobSubmissionClient(DASHBOARD))
         inputs, recipe = job_inputs(folder / "inputs"), folder / "recipe"
         whole, killed = (Run(jobs, f"s3://runs/{name}", inputs, recipe) for name in ("whole", "killed"))
