@@ -10,8 +10,8 @@ itself measured: the change of a sequence's hidden states when tokens follow it.
 hidden states are compared, since DeepSpeed's hooks take every backward pass for one of training.
 
 Attention that ignores part of the model's own eager function is replaced by it (attention_check.py). With attention
-`sdpa` a token tree is tried too, also with two sequences that share a prefix. If it is correct it is used, and the
-model has the tree's attention from then on.
+`sdpa` a token tree is tried first, also with two sequences that share a prefix. If it is correct it is used, and the
+model has the tree's attention from then on; else padded rows and packing are tried.
 """
 
 from __future__ import annotations
@@ -104,20 +104,14 @@ def checked_layouts(
         except _NOT_FOR_IT as error:
             return f"raises {type(error).__name__}: {reason_of(error)}"
 
-    rows, packed = problem(ROWS), problem(PACKED)
-    indexed = None if packed is None else problem(INDEXED)
     tree = _tree_problem(model, batch, problem, tolerance) if left_out is None else f"is for sdpa, which {left_out}"
-    right = _on_all_ranks([rows is None, packed is None, packed is not None and indexed is None, tree is None], device)
-    if tree is None and not right[3]:
-        model.set_attn_implementation("sdpa")
-    if not any(right):
-        raise StageError(
-            f"{name} gives different results for batched and single sequences, so it cannot be trained: "
-            f"packing {packed}; padding {rows}"
-            + ("; set engine.attention: sdpa" if "flash" in model.config._attn_implementation else "")
-        )
-    one_row = Layouts("positions" if right[1] else "indices" if right[2] else None, rows=right[0])
-    layouts = TREE if right[3] else one_row
+    packed = None
+    if _on_all_ranks([tree is None], device)[0]:
+        layouts = TREE
+    else:
+        if tree is None:
+            model.set_attn_implementation("sdpa")
+        layouts, packed = _without_tree(model, problem, device)
     if current_mesh().sequence > 1:
         layouts = _cut(model, layouts, problem, tree, device)
     _log(name, layouts, packed=packed, tree=tree)
@@ -135,6 +129,24 @@ def checked_layouts(
                 "true"
             )
     return layouts
+
+
+def _without_tree(
+    model: Any, problem: Callable[[Layouts], str | None], device: torch.device
+) -> tuple[Layouts, str | None]:
+    """Return the layouts that are correct, and the problem of packing. Raises StageError if none is."""
+    rows, packed = problem(ROWS), problem(PACKED)
+    indexed = None if packed is None else problem(INDEXED)
+    in_rows, by_position, by_index = _on_all_ranks(
+        [rows is None, packed is None, packed is not None and indexed is None], device
+    )
+    if not (in_rows or by_position or by_index):
+        raise StageError(
+            f"{type(model).__name__} gives different results for batched and single sequences, so it cannot be "
+            f"trained: packing {packed}; padding {rows}"
+            + ("; set engine.attention: sdpa" if "flash" in model.config._attn_implementation else "")
+        )
+    return Layouts("positions" if by_position else "indices" if by_index else None, rows=in_rows), packed
 
 
 def _cut(

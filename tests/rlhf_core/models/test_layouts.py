@@ -259,7 +259,8 @@ def test_sequences_that_may_be_packed_are_in_rows_where_these_cost_less() -> Non
 
 def test_ranks_agree_on_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another rank finds wrong is wrong on all."""
-    monkeypatch.setattr(layout_check, "_on_all_ranks", lambda right, device: [right[0], False, False, False])
+    agreed = iter([[True], [False], [True, False, False]])  # of sdpa, of a tree, of rows and packing
+    monkeypatch.setattr(layout_check, "_on_all_ranks", lambda right, device: next(agreed))
     model = small_model(small_config("qwen3"))
     assert str(checked(model)) == "rows"
     assert model.config._attn_implementation == "sdpa"
