@@ -52,12 +52,14 @@ class TestPreference(StageContract):
         return stage_run(folder, "preference", pairs(24), {"losses": losses})
 
 
+@pytest.mark.endurance("chaos")
 class TestPreferenceOfAnAdapter(StageContract):
     def make(self, folder: Path) -> StageRun:
         settings = {"losses": {"dpo": {"type": "dpo"}}, "dropout": True, **ADAPTER, **VALIDATION}
         return stage_run(folder, "preference", pairs(24), settings)
 
 
+@pytest.mark.endurance("chaos")
 class TestKTO(StageContract):
     def make(self, folder: Path) -> StageRun:
         rows = [
@@ -73,6 +75,7 @@ class TestRewardModel(StageContract):
         return stage_run(folder, "reward_model", pairs(20), {"max_length": 32, "log_every": 1})
 
 
+@pytest.mark.endurance("chaos")
 class TestRewardRegression(StageContract):
     def make(self, folder: Path) -> StageRun:
         rows = [
@@ -82,6 +85,7 @@ class TestRewardRegression(StageContract):
         return stage_run(folder, "reward_regression", rows, {})
 
 
+@pytest.mark.endurance("chaos")
 class TestProcessRewardModel(StageContract):
     def make(self, folder: Path) -> StageRun:
         rows = [
@@ -91,6 +95,7 @@ class TestProcessRewardModel(StageContract):
         return stage_run(folder, "process_reward_model", rows, {"separator": "; ", **ADAPTER, **VALIDATION})
 
 
+@pytest.mark.endurance("chaos")
 class TestDistillation(StageContract):
     def make(self, folder: Path) -> StageRun:
         settings = {"teacher": {"model": "t"}, "temperature": 2.0, "cross_entropy_coefficient": 0.2, **VALIDATION}

@@ -19,7 +19,6 @@ from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.rl.torch_engine import torch_engine
 
 pytestmark = pytest.mark.parts
-AT_NIGHT = pytest.mark.endurance("rl-matrix")
 
 CHEAP = [
     "base.dtype=float32",
@@ -67,9 +66,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(made, folder / "made"))
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(each, marks=() if each is Method.grpo else AT_NIGHT) for each in Method]
-)
+@pytest.mark.parametrize("method", list(Method))
+@pytest.mark.endurance("rl-matrix")
 @pytest.mark.slow("runs a recipe to its report")
 def test_a_starter_makes_a_model(tmp_path: Path, model: Path, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

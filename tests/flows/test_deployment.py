@@ -303,6 +303,7 @@ def alignment(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("runs a recipe by a worker of Prefect")
 def test_a_run_from_the_terminal(terminal: Path, worker: Path) -> None:
     first = run_in_process_of_its_own()

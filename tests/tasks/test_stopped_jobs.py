@@ -17,6 +17,7 @@ from tests.tasks.stopped_jobs import STEPS, Run, Watcher, sft_inputs
 pytestmark = pytest.mark.system
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("three jobs with a rank")
 def test_a_cancelled_job_writes_a_checkpoint_that_the_next_resumes_from(
     ray_address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

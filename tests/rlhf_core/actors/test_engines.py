@@ -39,6 +39,7 @@ def test_bundles() -> None:
     assert engine_bundles(gpu) == [{"CPU": 0.5, "GPU": 2.0}]
 
 
+@pytest.mark.endurance("rl-matrix")
 @pytest.mark.slow("starts two engines as Ray actors")
 def test_a_group_of_engines(tmp_path: Path) -> None:
     """One test, since starting the engines is what takes the time."""

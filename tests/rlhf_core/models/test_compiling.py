@@ -61,6 +61,7 @@ def test_compiled_layers_compute_what_plain_ones_do_with_gradients_and_without()
     assert (found - expected).norm() < 0.02 * expected.norm()
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.slow("torch compiles layers")
 def test_an_engine_trains_a_model_with_compiled_layers(tmp_path: Path) -> None:
     found, folder = [], tiny_model(tmp_path)

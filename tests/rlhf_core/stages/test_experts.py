@@ -96,6 +96,7 @@ def assert_proven(context: LocalContext) -> None:
         assert "tensors_not_read_back" not in metrics
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.slow("RL with vLLM")
 def test_grpo_of_all_weights(models: dict[str, Input], in_process: InProcessCluster, tmp_path: Path) -> None:
     output, context = run_rl(models, tmp_path, in_process)

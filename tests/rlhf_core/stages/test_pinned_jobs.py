@@ -78,6 +78,7 @@ def run_with(hub: Hub, spec: StageSpec, url: str, home: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.endurance("architectures")
 def test_the_planned_commit_of_a_data_set_is_loaded(local: ArtifactRepository, tmp_path: Path, hub: Hub) -> None:
     """Whether it is copied first or read as it comes."""
     commit = hub.commit({"train.jsonl": b'{"text": "planned"}\n'})

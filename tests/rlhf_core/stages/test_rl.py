@@ -158,6 +158,7 @@ def test_grpo_samples_and_judges_while_it_trains(
     assert context.logs[0][1]["rollout_mismatch"] < 1e-4  # of the weights that sampled it
 
 
+@pytest.mark.endurance("rl-matrix")
 @pytest.mark.slow("RL on Ray until it has learned")
 def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
     model: Input, reward_model: Input, ray_cluster: None, tmp_path: Path
@@ -191,7 +192,9 @@ def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
     assert not torch.equal(critic["score.weight"], start["score.weight"])
 
 
-@pytest.mark.parametrize("serve_adapter", ["adapter", "merged"])
+@pytest.mark.parametrize(
+    "serve_adapter", ["adapter", pytest.param("merged", marks=pytest.mark.endurance("rl-matrix"))]
+)
 def test_a_lora_policy_is_served_either_way_and_trained_on_what_filtering_kept(
     model: Input, foreign_reward_model: Input, in_process: InProcessCluster, tmp_path: Path, serve_adapter: str
 ) -> None:

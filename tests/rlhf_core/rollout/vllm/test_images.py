@@ -61,6 +61,7 @@ def logprobs(model: Any, asked: Asked, made: Completion, processor: ImageProcess
     return found
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.timeout(300)
 def test_completions_continue_with_what_published_weights_make_of_their_images(
     engine_process: ChildProcess, folder: Path, tmp_path: Path

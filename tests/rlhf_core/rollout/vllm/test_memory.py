@@ -84,6 +84,7 @@ def test_an_embedding_has_no_packed_copy(served: tuple[LlamaForCausalLM, RemoteE
     assert engine.in_worker(packed_embeddings) == []
 
 
+@pytest.mark.endurance("architectures")
 def test_an_embedding_that_is_the_head_keeps_it(engine_process: ChildProcess, tmp_path: Path) -> None:
     """vLLM's Gemma 2 has no other head."""
     torch.manual_seed(0)
