@@ -22,6 +22,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.logprobs import machine
+from benchmarks.word_models import SHAPES as SMALL_SHAPES
 from benchmarks.word_models import Shape
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.models.loading import load_causal_model, torch_dtype
@@ -29,7 +30,7 @@ from rlhf_core.training.build import build_engine, sharding
 from rlhf_core.training.distributed import host_store, join_group
 
 SHAPES = {
-    "1m": Shape(1024, 128, 344, 4, 4, 4),
+    **SMALL_SHAPES,  # with an untied head
     "300m": Shape(32000, 1024, 2816, 20, 16, 8),
     "1b": Shape(32000, 2048, 5632, 22, 32, 4),  # TinyLlama-1.1B
 }
@@ -69,12 +70,12 @@ def rank_memory(folder: Path, warm: Path, way: str, rank: int, address: str) -> 
     torch.set_num_threads(1)
     join_group(rank=rank, size=RANKS, address=address)
     _load(warm, way)
-    before, began = _restarted_peak(), time.perf_counter()
+    before, began = restarted_peak(), time.perf_counter()
     model = _load(folder, way)
-    found = {"loading": _resident("VmHWM") - before, "loaded": _resident("VmRSS") - before}
-    _restarted_peak()
+    found = {"loading": resident("VmHWM") - before, "loaded": resident("VmRSS") - before}
+    restarted_peak()
     engine = build_engine(Holder(model), engine=ENGINE)
-    found |= {"starting": _resident("VmHWM") - before, "started": _resident("VmRSS") - before}
+    found |= {"starting": resident("VmHWM") - before, "started": resident("VmRSS") - before}
     assert not engine.is_trained
     return {name: value / MIB for name, value in found.items()} | {"seconds": time.perf_counter() - began}
 
@@ -86,13 +87,13 @@ def _load(folder: Path, way: str) -> nn.Module:
     )  # fmt: skip
 
 
-def _restarted_peak() -> int:
+def restarted_peak() -> int:
     """Return the resident memory, and forget its peak."""
     Path("/proc/self/clear_refs").write_text("5")
-    return _resident("VmRSS")
+    return resident("VmRSS")
 
 
-def _resident(name: str) -> int:
+def resident(name: str) -> int:
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 

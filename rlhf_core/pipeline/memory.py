@@ -42,6 +42,7 @@ class Shape:
     layers: int
     heads: int
     key_value_heads: int
+    head: int  # dimensions of one
     caches_all_tokens: bool = True  # in every layer of an engine
 
     @classmethod
@@ -60,14 +61,14 @@ class Shape:
             attention = 2 * hidden * head * (heads + shared)
             embeddings = vocabulary * hidden * (1 if text.get("tie_word_embeddings") else 2)
             parameters = layers * (attention + 3 * hidden * intermediate) + embeddings
-        return cls(parameters, hidden, intermediate, layers, heads, shared, caches_all_tokens(config))
+        return cls(parameters, hidden, intermediate, layers, heads, shared, head, caches_all_tokens(config))
 
     def trained(self, rank: int | None) -> int:
         """Return the number of trained parameters: all, or those of an adapter on every linear layer of the blocks."""
         if rank is None:
             return self.parameters
-        kept = self.hidden * self.key_value_heads // self.heads
-        widths = 2 * (2 * self.hidden) + 2 * (self.hidden + kept) + 3 * (self.hidden + self.intermediate)
+        attention = 2 * (2 * self.hidden + self.head * (self.heads + self.key_value_heads))
+        widths = attention + 3 * (self.hidden + self.intermediate)
         return self.layers * rank * widths
 
 
@@ -126,6 +127,6 @@ def _activations(engine: EngineConfig, shape: Shape, placement: Placement) -> fl
 
 def _of_engine(rollout: RolloutEngineConfig, shape: Shape, dtype: Dtype) -> float:
     spread = rollout.gpus_of_engine
-    of_token = 2.0 * shape.layers * shape.key_value_heads * (shape.hidden / shape.heads) * DTYPE_BYTES[dtype]
+    of_token = 2.0 * shape.layers * shape.key_value_heads * shape.head * DTYPE_BYTES[dtype]
     cache = rollout.cache_bytes(of_token * rollout.max_length, of_all_tokens=shape.caches_all_tokens)
     return (DTYPE_BYTES[dtype] * shape.parameters + cache) / spread

@@ -168,7 +168,7 @@ def test_what_a_stage_takes(tmp_path: Path, repository: ArtifactRepository) -> N
 
 def test_memory_by_hand() -> None:
     """7 billion parameters in bfloat16 on 8 workers: the 120 GB of arXiv:1910.02054's figure 1, sharded."""
-    shape = Shape(7_500_000_000, 4096, 11008, 32, 32, 32)
+    shape = Shape(7_500_000_000, 4096, 11008, 32, 32, 32, 128)
     shared = {"dtype": "bfloat16", "gradient_checkpointing": True, "tokens_per_micro_batch": 1}
     section = {"dataset": "x", "batch_size": 8, "max_length": 8, "optimizer": {"learning_rate": 1e-5}}
     needed = {
@@ -194,7 +194,7 @@ def test_memory_of_activations_by_hand(checkpointing: object, of_layers: int) ->
     """3 layers of width 16 and 40; one that is computed again is there whole for a while."""
     engine = {"dtype": "float32", "gradient_checkpointing": checkpointing, "tokens_per_micro_batch": 100}
     section = {"dataset": "x", "batch_size": 8, "max_length": 8, "optimizer": {"learning_rate": 1e-5}, "engine": engine}
-    needed = memory(SFTConfig.model_validate(section), Shape(0, 16, 40, 3, 2, 2)).worker
+    needed = memory(SFTConfig.model_validate(section), Shape(0, 16, 40, 3, 2, 2, 8)).worker
     assert needed == 4 * 100 * of_layers
 
 
@@ -211,13 +211,19 @@ def test_memory_of_all_models_on_the_ranks_of_rl_by_hand() -> None:
                     "critic": {"start": "policy", "optimizer": optimizer}},
         }
     )  # fmt: skip
-    policy, judge = Shape(1_000_000, 16, 40, 3, 2, 2), Shape(3_000_000, 16, 40, 3, 2, 2)
+    policy, judge = Shape(1_000_000, 16, 40, 3, 2, 2, 8), Shape(3_000_000, 16, 40, 3, 2, 2, 8)
     trained = 16 * 1_000_000 + 4 * 100 * 3 * (8 * 16 + 4 * 40)
     needed = memory(config, policy, {"ppo.rewards.judge.model": judge})
     assert needed.worker == 2 * trained + 4 * 3_000_000
     assert needed.engine == 4 * 1_000_000 + 2 * 3 * 16 * 4 * 8, "weights in the policy's dtype, and one sequence"
     assert memory(config, policy).worker == 2 * trained + 4 * 1_000_000, "taken to be as large"
     assert config.num_steps(None) == 7
+
+
+def test_parameters_of_an_adapter_by_hand() -> None:
+    """Rank 2, in 3 layers of width 16 and 40, with 4 heads and 2 key-value heads of size 8: 328 rows and columns."""
+    queries, keys, feed_forward = 2 * (16 + 32), 2 * (16 + 16), 3 * (16 + 40)
+    assert Shape(0, 16, 40, 3, 4, 2, 8).trained(2) == 3 * 2 * (queries + keys + feed_forward)
 
 
 def test_memory_of_an_engine_by_hand() -> None:
@@ -239,6 +245,7 @@ def test_memory_of_an_engine_by_hand() -> None:
         return memory(GenerateConfig.model_validate(section), shape).engine - weights
 
     assert cache({"gpus_per_engine": 1}) == 1024 * 512, "one sequence"
+    assert cache({"gpus_per_engine": 1}, head_dim=32) == 2 * 1024 * 512, "heads of a size of their own"
     assert cache({"cpu_cache_gib": 1, "max_sequences": 32}) == 32 * 1024 * 512, "what can be filled"
     assert cache({"cpu_cache_gib": 1, "max_sequences": 4096}) == 2**30
     assert cache({"cpu_cache_gib": 1, "max_sequences": 32}, sliding_window=128) == 2**30, "not known"
