@@ -1,4 +1,4 @@
-"""The memory that `alignment plan` expects of a training worker, beside its peak: `python -m benchmarks.plan_memory 25m`.
+"""What `alignment plan` expects of a training worker, beside its peak: `python -m benchmarks.plan_memory 25m`.
 
 SFT of a random Llama takes two steps of a few micro-batches, on one rank and on two of this machine. Peaks are resident
 memory over that after all imports and a step of a tiny model, of the rank that has the larger one.
@@ -44,7 +44,8 @@ class Case:
     @property
     def config(self) -> SFTConfig:
         return SFTConfig.model_validate({
-            "dataset": "d", "batch_size": SEQUENCES, "max_length": LENGTH, "optimizer": {"learning_rate": 1e-4}, "placement": {"workers": self.ranks},
+            "dataset": "d", "batch_size": SEQUENCES, "max_length": LENGTH, "optimizer": {"learning_rate": 1e-4},
+            "placement": {"workers": self.ranks},
             **self.settings, "engine": {"tokens_per_micro_batch": TOKENS, **self.settings["engine"]},
         })  # fmt: skip
 

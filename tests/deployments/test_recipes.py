@@ -18,10 +18,11 @@ from rlhf_core.graph.graph import build_graph
 from rlhf_core.processes.user_code import load_function
 from rlhf_core.recipe.loading import known_recipes, load_recipe
 from rlhf_core.rewards.verifier import Verifier
+from tests.deployments.test_recipe_sizes import PLANS
 
 pytestmark = pytest.mark.parts
 
-RECIPES = list(known_recipes())
+RECIPES = [name for name in known_recipes() if name not in PLANS]  # test_recipe_sizes.py has the others
 WITH_RL = [name for name in RECIPES if "rl" in load_recipe(name).recipe.blocks]
 WITH_PPO = [
     name

@@ -1,0 +1,63 @@
+"""The recipes of real size fit the GPUs that they are named for, by the arithmetic of rlhf_core/pipeline/memory.py."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rlhf_core.graph.graph import build_graph
+from rlhf_core.pipeline.memory import Shape, memory
+from rlhf_core.recipe.loading import load_recipe
+
+GB = 1e9
+LIBRARIES = 4 * GB  # of a GPU, and what the arithmetic leaves out
+UNTIED: dict[str, Any] = {"tie_word_embeddings": False, "num_key_value_heads": 8, "head_dim": 128}
+SHAPES: dict[str, dict[str, Any]] = {  # of their config.json
+    "Qwen/Qwen2.5-1.5B-Instruct": {
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
+    "Qwen/Qwen3-8B": {
+        "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "vocab_size": 151936, **UNTIED,
+    },
+    "Qwen/Qwen3-32B": {
+        "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64,
+        "vocab_size": 151936, **UNTIED,
+    },
+    "meta-llama/Llama-3.3-70B-Instruct": {
+        "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+        "vocab_size": 128256, **UNTIED,
+    },
+}  # fmt: skip
+# Of each stage: GPUs in all, GB of a worker, GB of each GPU of an engine.
+PLANS = {
+    "1.5b-on-24gb": {"sft": (1, 10.8, 0.0), "rl": (1, 10.8, 3.1), "evaluation.rl": (1, 0.0, 3.1)},
+    "8b-on-80gb": {"sft": (1, 19.7, 0.0), "rl": (1, 19.7, 16.7), "evaluation.rl": (1, 0.0, 16.7)},
+    "8b-ppo-on-8x80gb": {
+        "sft": (8, 20.3, 0.0), "reward_model": (8, 20.3, 0.0), "rl": (8, 50.3, 16.7), "evaluation.rl": (8, 0.0, 16.7),
+    },
+    "32b-on-8x80gb": {"sft": (8, 32.3, 0.0), "rl": (8, 56.9, 16.5), "evaluation.rl": (8, 0.0, 16.5)},
+    "70b-on-32x80gb": {"sft": (32, 53.4, 0.0), "rl": (32, 66.6, 35.4), "evaluation.rl": (32, 0.0, 35.4)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", PLANS)
+def test_each_stage_fits_its_gpus(recipe: str) -> None:
+    """A stage that time-shares its GPUs reserves half of each for ranks, and half for engines."""
+    pinned = [f"base.source.revision={'f' * 40}"]  # there is no hub to ask
+    graph = build_graph(load_recipe(recipe, pinned), {"torch": "1"})
+    source: Any = graph["base"].config
+    shape = Shape.of(SHAPES[source.source.repository])
+    assert shape is not None
+    needs = {name: memory(graph[name].config, shape) for name in PLANS[recipe]}
+    plans = {
+        name: (-(-graph[name].config.reserves().gpus // 1), round(need.worker / GB, 1), round(need.engine / GB, 1))
+        for name, need in needs.items()
+    }
+    assert plans == PLANS[recipe]
+    (device,) = re.findall(r"(\d+)gb$", recipe)
+    for need in needs.values():
+        assert max(need.worker, need.engine) < int(device) * GB - LIBRARIES
