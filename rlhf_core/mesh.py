@@ -45,12 +45,20 @@ class Mesh:
         """The part of each batch's tokens that this rank has: its place along `sequence`."""
         return self.rank // self.tensor % self.sequence
 
+    @property
+    def shard(self) -> int:
+        """The part of each cut weight that this rank has: its place along `tensor`."""
+        return self.rank % self.tensor
+
     def reduce(
-        self, values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, *, over: Literal["data", "all"]
+        self, values: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, *, over: Literal["data", "tensor", "all"]
     ) -> Tensor:
-        """`values`, reduced in place over the replicas, of which each counts once, or over all ranks."""
-        if (self.data if over == "data" else self.size) > 1:
-            dist.all_reduce(values, op=op, group=self.groups.get("data") if over == "data" else None)
+        """`values`, reduced in place over the replicas, of which each counts once, over the ranks that share weights,
+        or over all ranks.
+        """
+        sizes = {"data": self.data, "tensor": self.tensor, "all": self.size}
+        if sizes[over] > 1:
+            dist.all_reduce(values, op=op, group=None if over == "all" else self.groups.get(over))
         return values
 
 

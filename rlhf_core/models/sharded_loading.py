@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from rlhf_core.models.folders.headers import weight_files
+from rlhf_core.models.tensor_parallel import cut_of
 
 # transformers' variable: by itself it reads tensors ahead, in threads, and so all of them.
 _NO_READING_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
@@ -31,7 +32,8 @@ class Sharding(Protocol):
 
 def full_shape(parameter: Tensor) -> torch.Size:
     """The shape of the whole parameter, whether it is divided or not."""
-    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    cut = cut_of(parameter)
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape) if cut is None else cut.shape
     return shape
 
 

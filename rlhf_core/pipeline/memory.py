@@ -11,7 +11,7 @@ Per training worker, of a model with P parameters of which T are trained, on n w
                  gradient checkpointing x h x b for each layer, and one layer in full
 
 (arXiv:1910.02054, section 3; arXiv:2205.05198, section 4, without the attention matrix, which is never stored.) A
-frozen model needs its weights. Buffers, fragmentation and the libraries are not included: about 2 GiB on a GPU. An
+frozen model needs its weights. With tensor_parallel t, P and T are divided by t, and n is the number of replicas. Buffers, fragmentation and the libraries are not included: about 2 GiB on a GPU. An
 engine needs its weights, divided over its GPUs, and a key-value cache of at least one sequence of `max_length`; on CPU
 a cache of `cpu_cache_gib`, or of the size that `max_sequences` can fill.
 """
@@ -94,11 +94,12 @@ def memory(config: StageConfig, shape: Shape, shapes: Mapping[str, Shape] = Mapp
 
 
 def _of_model(held: HeldModel, shape: Shape) -> float:
-    engine, workers = held.engine, held.placement.workers
+    engine = held.engine
+    workers = held.placement.workers / engine.tensor_parallel
     weights = _weights(engine, shape.parameters, workers)
     if not held.trained:
         return weights
-    trained, stage = shape.trained(held.adapter_rank), engine.sharding
+    trained, stage = shape.trained(held.adapter_rank) / engine.tensor_parallel, engine.sharding
     gradients = 4.0 * trained / (workers if stage >= 2 else 1)
     copied = engine.dtype == "bfloat16" or stage >= 1
     optimizer = (8.0 + (4.0 if copied else 0.0)) * trained / (workers if stage >= 1 else 1)
@@ -106,10 +107,10 @@ def _of_model(held: HeldModel, shape: Shape) -> float:
     return weights + gradients + on_device + _activations(engine, shape, held.placement)
 
 
-def _weights(engine: EngineConfig, parameters: int, workers: int) -> float:
+def _weights(engine: EngineConfig, parameters: int, workers: float) -> float:
     if engine.offload_parameters:
         return 0.0
-    return DTYPE_BYTES[engine.dtype] * parameters / (workers if engine.sharding == 3 else 1)
+    return DTYPE_BYTES[engine.dtype] * parameters / engine.tensor_parallel / (workers if engine.sharding == 3 else 1)
 
 
 def _activations(engine: EngineConfig, shape: Shape, placement: Placement) -> float:

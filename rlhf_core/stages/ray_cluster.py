@@ -30,7 +30,9 @@ class RayCluster:
         self, placement: Placement, engine: EngineConfig, factory: Callable[..., W], /, *args: Any
     ) -> Iterator[RayWorkerGroup[W]]:
         connect()
-        workers = RayWorkerGroup(placement, factory, *args, sequence=engine.sequence_parallel)
+        workers = RayWorkerGroup(
+            placement, factory, *args, sequence=engine.sequence_parallel, tensor=engine.tensor_parallel
+        )
         try:
             yield workers
         finally:
@@ -95,7 +97,7 @@ def _on_shared_devices(
 def _workers(stack: ExitStack, ranks: RankSpec[W], group: Any, first_bundle: int = 0) -> RayWorkerGroup[W]:
     workers = RayWorkerGroup(
         ranks.placement, ranks.factory, placement_group=group, first_bundle=first_bundle,
-        sequence=ranks.engine.sequence_parallel,
+        sequence=ranks.engine.sequence_parallel, tensor=ranks.engine.tensor_parallel,
     )  # fmt: skip
     stack.callback(workers.shutdown)
     return workers

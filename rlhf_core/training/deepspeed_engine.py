@@ -28,6 +28,7 @@ from rlhf_core.training.deepspeed_offload import offload_states, reload_states
 from rlhf_core.training.deepspeed_passed import problems
 from rlhf_core.training.deepspeed_settings import deepspeed_settings, import_deepspeed
 from rlhf_core.training.deepspeed_state import DeepSpeedState
+from rlhf_core.training.deepspeed_tensor import SharedLayers, clip_gradients
 from rlhf_core.training.deepspeed_weights import master_weights, replaced, stored_weights
 from rlhf_core.training.engine import B, LossFunction, R, StepCounters
 from rlhf_core.training.metrics import MetricTotals, StepMetrics
@@ -101,22 +102,28 @@ class DeepSpeedEngine:
         return isinstance(self.module, PackedModel) and self.module.shares_prompts
 
     def _start(self, model: nn.Module) -> Any:
-        """Return DeepSpeed's engine, or the bare module if it is neither trained nor sharded."""
+        """Return DeepSpeed's engine, or the bare module if it is neither trained nor divided over ranks."""
         if self._optimizer_config is None:
             model.requires_grad_(False)
             if self._config.zero_stage < 3:
-                return model.to(
-                    self.device, torch_dtype(self._config.dtype) if _wrong_dtype(model, self._config) else None
-                )
+                dtype = torch_dtype(self._config.dtype) if _wrong_dtype(model, self._config) else None
+                if self.mesh.tensor == 1:
+                    return model.to(self.device, dtype)
+                model.to(dtype=dtype)  # DeepSpeed moves it, once it is cut
         if self._config.deepspeed and (wrong := problems(self._config.deepspeed)):
             raise StageError("; ".join(f"engine.deepspeed.{name}: {problem}" for name, problem in wrong))
         deepspeed = import_deepspeed()
-        parameters = sum(full_shape(p).numel() for p in model.parameters())
+        shared = SharedLayers.of(model) if self.mesh.tensor > 1 else None
+        parameters = sum(full_shape(p).numel() for p in model.parameters()) if shared is None else shared.num_parameters
         settings = deepspeed_settings(self._config, self._optimizer_config, parameters)
+        if shared is not None:
+            settings["tensor_parallel"] = shared.settings()
         if self._config.zero_stage == 3:
             for buffer in model.buffers():  # by itself DeepSpeed leaves those of a divided model where they are
                 buffer.data = buffer.data.to(self.device)
         started, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=settings)
+        if shared is not None:
+            shared.adopt(started)
         if self._manual and self.mesh.size == 1:
             started.enable_backward_allreduce = False  # with one rank it would only copy all gradients
         if isinstance(self.optimizer, Muon) and not self._manual:
@@ -168,7 +175,7 @@ class DeepSpeedEngine:
         trained = [p for group in self._engine.optimizer.param_groups for p in group["params"]]
         parameters = [p for p in trained if p.grad is not None]
         longest = self._optimizer_config.max_gradient_norm
-        norm = float(nn.utils.clip_grad_norm_(parameters, math.inf if longest is None else longest))
+        norm = clip_gradients(parameters, math.inf if longest is None else longest, self.mesh)
         if math.isfinite(norm):
             self._engine.step()
         else:
@@ -218,7 +225,7 @@ class DeepSpeedEngine:
         """Return references to the live tensors.
 
         Under ZeRO 1 and 2 every rank has the full weights and its partition of the rest, under ZeRO 3 a partition of
-        everything; without ZeRO, everything is equal on all ranks.
+        everything; without ZeRO, everything is equal on all ranks, except parts of weights that ranks share.
         """
         live = self._state.live()
         return replace(live, shared={_COUNTERS: torch.tensor(astuple(self.counters)), **live.shared})

@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from rlhf_core.models.tensor_parallel import shard_of
 from rlhf_core.training import muon
 from rlhf_core.training.muon import CutMatrix, WholeMatrix
 from rlhf_core.training.state import Piece
@@ -33,7 +34,7 @@ def cut_together(
     for (name, parameter), offset in zip(parameters, offsets, strict=True):
         low, high = max(first, offset), min(last, offset + parameter.numel())
         if low < high:
-            pieces.append(Piece(name, low - offset, low - first, high - low))
+            pieces.append(Piece(name, low - offset, low - first, high - low, *shard_of(parameter)))
     return pieces
 
 

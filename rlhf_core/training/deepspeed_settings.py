@@ -32,7 +32,7 @@ def import_deepspeed() -> Any:
 
 def deepspeed_settings(engine: EngineConfig, optimizer: OptimizerConfig | None, parameters: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration. parameters: number of the model's parameters."""
-    stage = engine.sharding
+    stage = _stage(engine, trained=optimizer is not None)
     settings: dict[str, Any] = {
         # The number of micro-batches varies, and losses are not divided by it: the accumulation boundary is step(), or
         # the last backward at stage 0.
@@ -47,7 +47,8 @@ def deepspeed_settings(engine: EngineConfig, optimizer: OptimizerConfig | None, 
         # Set even if 0: by default DeepSpeed clips at 1.
         "gradient_clipping": (optimizer.max_gradient_norm or 0.0) if optimizer is not None and stage > 0 else 0.0,
     }
-    if engine.dtype == "bfloat16":
+    # A frozen model that is not sharded stays as it is: DeepSpeed would keep float32 weights for an optimizer.
+    if engine.dtype == "bfloat16" and stage > 0:
         settings["bf16"] = {"enabled": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
         settings["communication_data_type"] = "fp32"
@@ -64,11 +65,16 @@ def _merged(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> dict[str,
     return {**settings, **passed, **blocks}
 
 
+def _stage(engine: EngineConfig, *, trained: bool) -> int:
+    """Return the ZeRO stage: of a frozen model, which has no optimizer to divide, 3 or none."""
+    return engine.sharding if trained or engine.sharding == 3 else 0
+
+
 def _zero(engine: EngineConfig, parameters: int, *, trained: bool) -> dict[str, Any]:
     # Elements. DeepSpeed would allocate its default of 500 million for any model, and rejects odd numbers.
     bucket = min(parameters + parameters % 2, 500_000_000)
     zero: dict[str, Any] = {
-        "stage": engine.sharding,
+        "stage": _stage(engine, trained=trained),
         "overlap_comm": engine.overlap_comm,
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,

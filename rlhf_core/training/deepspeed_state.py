@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlhf_core.models.tensor_parallel import shard_of
 from rlhf_core.training.deepspeed_layouts import cut_in_flat_parts, cut_together
 from rlhf_core.training.state import Layout, Piece, RankState, copy_into
 
@@ -37,20 +38,21 @@ class DeepSpeedState:
             gathered[0].all_gather(gathered)
 
     def live(self) -> RankState:
-        module = self._module
-        weights = dict(_weights(module))
+        layout = self._layout()
+        weights = dict(_weights(self._module))
         optimizer = {
             f"optimizer.{i}.{name}": value
             for i, parameter in enumerate(self._optimized())
             for name, value in self._optimizer.state.get(parameter, {}).items()
         }
-        layout = self._layout()
-        if not self._is_sharded:
-            return RankState(shared=weights | optimizer, layout=layout)
         masters = {f"master.{i}": parameter.data for i, parameter in enumerate(self._optimized())}
         if self._is_partitioned:
             return RankState(own=weights | masters | optimizer, layout=layout)
-        return RankState(shared=weights, own=masters | optimizer, layout=layout)
+        if self._is_sharded:
+            shared, cut = _by_cut(weights, layout)
+            return RankState(shared=shared, own=cut | masters | optimizer, layout=layout)
+        shared, cut = _by_cut(weights | optimizer, layout)
+        return RankState(shared=shared, own=cut, layout=layout)
 
     def _layout(self) -> Layout:
         trained = {name: parameter for name, parameter in self._module.named_parameters() if parameter.requires_grad}
@@ -109,7 +111,14 @@ class DeepSpeedState:
 
 
 def _whole(name: str, parameter: Tensor) -> Piece:
-    return Piece(name, 0, 0, parameter.numel())
+    return Piece(name, 0, 0, parameter.numel(), *shard_of(parameter))
+
+
+def _by_cut(tensors: Mapping[str, Tensor], layout: Layout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the tensors that are equal on all ranks, and those of weights that ranks share."""
+    cut = {key for key, pieces in layout.items() if any(piece.shards > 1 for piece in pieces)}
+    own = {name for name in tensors if name in cut or name.rpartition(".")[0] in cut}
+    return {n: t for n, t in tensors.items() if n not in own}, {n: t for n, t in tensors.items() if n in own}
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlhf_core.models.stored import saved_weights, stored_groups, stored_state
+from rlhf_core.models.tensor_parallel import cut_of, whole
 from rlhf_core.training.deepspeed_settings import import_deepspeed
 
 
@@ -23,7 +24,7 @@ def stored_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     live = saved_weights(model)
     for names in stored_groups(model, live):
         with _gathered([live[name] for name in names]):
-            yield from stored_state(model, {name: live[name].detach() for name in names}).items()
+            yield from stored_state(model, {name: whole(live[name]) for name in names}).items()
 
 
 def _gathered(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
@@ -37,8 +38,9 @@ def master_weights(model: nn.Module, *, zero_stage: int) -> Iterator[tuple[str, 
     """Yield each trained weight in float32, the master weight if there is one. Every rank must consume all."""
     deepspeed = import_deepspeed()
     for name, parameter in trained_parameters(model).items():
-        whole = parameter if zero_stage == 0 else deepspeed.utils.safe_get_full_fp32_param(parameter)
-        yield name, whole.detach().float()
+        value = parameter if zero_stage == 0 else deepspeed.utils.safe_get_full_fp32_param(parameter)
+        cut = cut_of(parameter)
+        yield name, (value.detach() if cut is None else cut.whole(value.detach())).float()
 
 
 @contextmanager
@@ -60,6 +62,14 @@ def replaced(model: nn.Module, weights: Mapping[str, Tensor] | None) -> Iterator
 @torch.no_grad()
 def _exchange(parameter: Any, value: Tensor | None) -> Tensor | None:
     """Set the parameter to `value` (rank 0's) on all ranks; returns its previous value on rank 0."""
+    if (cut := cut_of(parameter)) is not None:
+        exchanged = cut.whole(parameter.detach())
+        before = exchanged.cpu().clone() if dist.get_rank() == 0 else None
+        if value is not None:
+            exchanged.copy_(value)
+        dist.broadcast(exchanged, src=0)
+        parameter.copy_(cut.part(exchanged))
+        return before
     sharded = hasattr(parameter, "ds_id")
     with import_deepspeed().zero.GatheredParameters([parameter], modifier_rank=0) if sharded else nullcontext():
         before = parameter.detach().cpu().clone() if dist.get_rank() == 0 else None

@@ -73,8 +73,15 @@ def redivided(
     """Return the tensors of `layout`, and those of the optimizer's state, from the files of a checkpoint.
 
     live: this run's tensors, whose shapes and dtypes the new ones have. saved: the layout of each file. fetch:
-    download a file; those that have nothing for this rank are not. Raises StageError if an element is in none.
+    download a file; those that have nothing for this rank are not. Raises StageError if an element is in none, or if
+    other numbers of ranks share each weight.
     """
+    ours, theirs = _shards(layout), max(map(_shards, saved.values()), default=1)
+    if ours != theirs:
+        raise StageError(
+            f"the checkpoint was written with engine.tensor_parallel {theirs}, and this run has {ours}: set it back, or "
+            "set checkpoint.resume to false to start from scratch"
+        )
     copies: defaultdict[str, list[_Copy]] = defaultdict(list)
     for copy in _copies(layout, saved):
         copies[copy.file].append(copy)
@@ -86,13 +93,19 @@ def redivided(
     return tensors
 
 
+def _shards(layout: Layout) -> int:
+    return max((piece.shards for pieces in layout.values() for piece in pieces), default=1)
+
+
 def _copies(layout: Layout, saved: Mapping[str, Layout]) -> Iterator[_Copy]:
-    holders: defaultdict[tuple[str, str, str], list[tuple[str, str, Piece]]] = defaultdict(list)
+    # By the elements: those of a shard are in the files of all replicas.
+    holders: defaultdict[tuple[str, str, str, int], dict[tuple[int, int], tuple[str, str, Piece]]] = defaultdict(dict)
     for file, sources in saved.items():
         for source, pieces in sources.items():
             for piece in pieces:
-                holders[*_part_and_kind(source), piece.parameter].append((file, source, piece))
-    kinds = {(part, kind) for part, kind, _ in holders}
+                held = holders[*_part_and_kind(source), piece.parameter, piece.shard]
+                held.setdefault((piece.start, piece.length), (file, source, piece))
+    kinds = {(part, kind) for part, kind, *_ in holders}
     for target, pieces in layout.items():
         part, kind = _part_and_kind(target)
         for piece in pieces:
@@ -100,9 +113,9 @@ def _copies(layout: Layout, saved: Mapping[str, Layout]) -> Iterator[_Copy]:
                 continue  # it has taken no step
             if (part, kind) not in kinds and kind == "master":
                 kind = "weight"  # without ZeRO the optimizer steps the weights themselves
-            held = holders.get((part, kind, piece.parameter), [])
+            held = holders.get((part, kind, piece.parameter, piece.shard), {})
             missing = piece.length
-            for file, source, other in held:
+            for file, source, other in held.values():
                 low = max(piece.start, other.start)
                 length = min(piece.start + piece.length, other.start + other.length) - low
                 if length > 0:

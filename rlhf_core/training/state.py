@@ -24,6 +24,8 @@ class Piece:
     start: int  # the first, in the parameter
     at: int  # its place in the tensor
     length: int
+    shard: int = 0  # the part of a parameter that several ranks share, whose elements these are
+    shards: int = 1  # how many such parts there are
 
 
 # The pieces of parameters in a tensor by its name; those in all tensors `optimizer.3.…` by `optimizer.3`.

@@ -56,6 +56,11 @@ class EngineConfig(Config):
     sequence_parallel: Processes = operational(
         1, description="number of workers that share the tokens of each batch, for sequences longer than a device holds"
     )
+    tensor_parallel: Processes = operational(
+        1,
+        description="number of workers that share the weights of each layer, for models larger than a device holds; "
+        "needs a zero_stage below 3",
+    )
     freeze_vision: bool = since_default(False, description="freeze the vision encoder of a model that reads images")
     tokens_per_micro_batch: MicroBatchTokens | None = operational(
         None,
@@ -94,6 +99,27 @@ class EngineConfig(Config):
                 "compiled layers were not tested with tokens that workers share (sequence_parallel); leave one out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _can_share_weights(self) -> EngineConfig:
+        if self.tensor_parallel == 1:
+            return self
+        if self.zero_stage == 3:
+            raise ValueError("tensor_parallel divides the weights that zero_stage 3 would divide once more, which was "
+                             "not tested; set zero_stage 2")  # fmt: skip
+        if self.compiled:
+            raise ValueError(
+                "compiled layers were not tested with weights that workers share (tensor_parallel); leave one out"
+            )
+        if self.gradient_checkpointing == "selective":
+            raise ValueError("gradient_checkpointing selective keeps sums of workers that share weights "
+                             "(tensor_parallel), which are then summed once more; set true")  # fmt: skip
+        return self
+
+    @property
+    def ranks_of_replica(self) -> int:
+        """The number of workers that compute one replica of the model together."""
+        return self.sequence_parallel * self.tensor_parallel
 
     @model_validator(mode="after")
     def _can_compile(self) -> EngineConfig:

@@ -92,9 +92,10 @@ class RLConfig(RLSettings):
 
     @model_validator(mode="after")
     def _engines_run_the_optimizers(self) -> RLConfig:
-        require_compatible(self.engine_of("policy"), self.settings.optimizer)
-        if self.settings.critic_settings is not None:
-            require_compatible(self.engine_of("critic"), self.settings.critic_settings.optimizer)
+        require_compatible(self.engine_of("policy"), self.settings.optimizer, lora=self.lora)
+        if (critic := self.settings.critic_settings) is not None:
+            adapter = {f"{self.block}.critic.lora": critic.lora}
+            require_compatible(self.engine_of("critic"), critic.optimizer, **adapter)
         return self
 
     @model_validator(mode="after")
@@ -114,7 +115,7 @@ class RLConfig(RLSettings):
         if not self.settings.uses_reference:
             return self
         policy, reference = self.engine_of("policy"), self.engine_of("reference")
-        for name in ("dtype", "attention", "sequence_parallel"):
+        for name in ("dtype", "attention", "sequence_parallel", "tensor_parallel"):
             policy_value, reference_value = getattr(policy, name), getattr(reference, name)
             if policy_value != reference_value:
                 raise ValueError(
@@ -136,6 +137,11 @@ class RLConfig(RLSettings):
         if not self.hybrid:
             return self
         placement, rollout = self.placement, self.rollout
+        if self.engine.tensor_parallel > 1:
+            raise ValueError(
+                "hybrid: weights that workers share (engine.tensor_parallel) were not tested on devices that engines "
+                "use too; leave one of them out"
+            )
         if rollout.gpus_of_engine > 1:
             raise ValueError("hybrid: an engine shares one worker's device, but rollout spreads each over several GPUs")
         if placement.workers != rollout.engines:

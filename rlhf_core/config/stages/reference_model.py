@@ -89,7 +89,7 @@ class ReferencedConfig(SupervisedPolicyConfig):
                 f"reference.{setting}: with `lora` the reference is the policy's base with its adapter off, and has no "
                 "weights of its own; leave it out, or name a model as reference.model"
             )
-        for name in ("dtype", "attention", "sequence_parallel"):
+        for name in ("dtype", "attention", "sequence_parallel", "tensor_parallel"):
             policy_value, reference_value = getattr(self.engine, name), getattr(self.reference_engine, name)
             if policy_value != reference_value:
                 raise ValueError(

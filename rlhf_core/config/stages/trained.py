@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -125,32 +126,51 @@ def require_devices(engine: EngineConfig, placement: Placement) -> None:
             f"engine.sequence_parallel is {engine.sequence_parallel}, which does not divide placement.workers="
             f"{placement.workers}: so many workers share the tokens of a batch; change one of them"
         )
+    if placement.workers % engine.ranks_of_replica:
+        others = f" times sequence_parallel {engine.sequence_parallel}" if engine.sequence_parallel > 1 else ""
+        raise ValueError(
+            f"engine.tensor_parallel is {engine.tensor_parallel}, which{others} does not divide placement.workers="
+            f"{placement.workers}: so many workers share the weights of each layer; change one of them"
+        )
 
 
 def require_same_ranks(engine: EngineConfig, others: Mapping[str, EngineConfig]) -> None:
-    """Raise ValueError unless all models on the same workers share tokens among as many. others: by what they are."""
-    for name, other in others.items():
-        if other.sequence_parallel != engine.sequence_parallel:
+    """Raise ValueError unless replicas of all models on the same workers have as many. others: by what they are."""
+    for (name, other), setting in product(others.items(), ("sequence_parallel", "tensor_parallel")):
+        ours, theirs = getattr(engine, setting), getattr(other, setting)
+        if ours != theirs:
             raise ValueError(
-                f"engine.sequence_parallel is {engine.sequence_parallel}, but {other.sequence_parallel} in the engine "
-                f"of the {name}, on the same workers; set both alike"
+                f"engine.{setting} is {ours}, but {theirs} in the engine of the {name}, on the same workers; set both "
+                "alike"
             )
 
 
 def require_examples(examples: int, what: str, engine: EngineConfig, placement: Placement) -> None:
     """Raise ValueError if some workers would never have an example."""
-    shared = engine.sequence_parallel
-    if examples * shared < placement.workers:
+    if examples * engine.ranks_of_replica < placement.workers:
+        shared = {name: getattr(engine, name) for name in ("sequence_parallel", "tensor_parallel")}
         raise ValueError(
             f"{what} is {examples}, fewer than placement.workers={placement.workers}"
-            + (f" / engine.sequence_parallel={shared}" if shared > 1 else "")
+            + "".join(f" / engine.{name}={ranks}" for name, ranks in shared.items() if ranks > 1)
             + ": some would always be idle; raise the one or lower the other"
         )
 
 
-def require_compatible(engine: EngineConfig, *optimizers: OptimizerConfig) -> None:
-    """Raise ValueError if the engine cannot run one of the optimizers exactly."""
-    if engine.offload_optimizer and any(optimizer.name == "muon" for optimizer in optimizers):
+def require_compatible(engine: EngineConfig, optimizer: OptimizerConfig, **adapters: LoraConfig | None) -> None:
+    """Raise ValueError if the engine cannot run the optimizer exactly, or train an adapter, passed under its setting's
+    name.
+    """
+    if engine.tensor_parallel > 1 and optimizer.name == "muon":
+        raise ValueError(
+            "optimizer.name muon needs whole matrices, which the workers of engine.tensor_parallel share; use adamw"
+        )
+    for name, adapter in adapters.items():
+        if engine.tensor_parallel > 1 and adapter is not None:
+            raise ValueError(
+                f"{name}: adapters were not tested on weights that workers share (engine.tensor_parallel); leave one of "
+                "them out"
+            )
+    if engine.offload_optimizer and optimizer.name == "muon":
         raise ValueError(
             "optimizer.name muon does not work with engine.offload_optimizer: its matrix products would run in main "
             "memory; leave the optimizer's state on the device, or use adamw"
@@ -226,7 +246,7 @@ class SupervisedConfig(SeededConfig, RanksConfig):
 
     @model_validator(mode="after")
     def _engine_runs_the_optimizer(self) -> SupervisedConfig:
-        require_compatible(self.engine, self.optimizer)
+        require_compatible(self.engine, self.optimizer, lora=self.adapter)
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ class Inspection:
     settings: Mapping[str, Any]  # as class_config.settings_of gives them
     attentions: Sequence[str]  # as attention.attentions_of lists them
     tied: Mapping[str, str]  # as weights.stored_twice gives them
+    plan: Mapping[str, str]  # transformers', of how ranks share its weights
 
 
 def inspect(folder: Path, head: Head) -> Inspection:
@@ -31,7 +32,8 @@ def inspect(folder: Path, head: Head) -> Inspection:
     model = require_fit(folder, head)
     kind = type(model)
     tied = stored_twice(model, stored_tensors(folder))
-    return Inspection(kind.__name__, settings_of(class_config(folder)), attentions_of(kind), tied)
+    plan = getattr(model, "_tp_plan", None) or {}
+    return Inspection(kind.__name__, settings_of(class_config(folder)), attentions_of(kind), tied, plan)
 
 
 def inspect_as_json(folder: str, head: Head) -> str:

@@ -15,6 +15,8 @@ from rlhf_core.models.folders.headers import stored_tensors
 from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.folders.scratch import linear_layers
 from rlhf_core.models.folders.targets import target_problem
+from rlhf_core.models.folders.tensor_plan import plan_problem, sizes_problem
+from rlhf_core.preflight.model import BaseModel
 from rlhf_core.preflight.stages.context import CheckContext, Note
 
 
@@ -28,8 +30,18 @@ def engine_problems(engine: EngineConfig, node: Draft, context: CheckContext) ->
         yield from () if unfit is None else (f"{node.section}.engine.attention: {unfit}",)
     if engine.freeze_vision and not reads_images(model.settings):
         yield f"{node.section}.engine.freeze_vision: this model reads text alone: leave it out"
+    if engine.tensor_parallel > 1 and (reason := _keeps_weights_whole(engine, model)) is not None:
+        yield f"{node.section}.engine.tensor_parallel: {reason}"
     if engine.sequence_parallel > 1 and (reason := _keeps_tokens_together(model.settings)) is not None:
         yield f"{node.section}.engine.sequence_parallel: {reason}, so workers cannot share its tokens: leave it out"
+
+
+def _keeps_weights_whole(engine: EngineConfig, model: BaseModel) -> str | None:
+    if reads_images(model.settings):
+        return "this model reads images, which was not tested with weights that workers share: leave it out"
+    inspection = model.inspection
+    problem = None if inspection is None else plan_problem(inspection.model_class, inspection.plan)
+    return problem or sizes_problem(model.settings, engine.tensor_parallel)
 
 
 def _keeps_tokens_together(settings: Mapping[str, Any]) -> str | None:
