@@ -1,8 +1,8 @@
 """RL on two ranks and two engines in every combination of PPO or GRPO, all weights or LoRA, ZeRO 2 or 3, and devices of
-their own or shared, and with the tokens of each batch shared by both ranks: each killed in the middle of a step,
-resumed, and compared with a run that nothing disturbs.
+their own or shared, and with the tokens of each batch, or the weights of each layer, shared by both ranks: each killed
+in the middle of a step, resumed, and compared with a run that nothing disturbs.
 
-`python -m tests.rl_matrix` runs all eighteen; `python -m tests.rl_matrix ppo-lora-zero3-hybrid ...` those named.
+`python -m tests.rl_matrix` runs all nineteen; `python -m tests.rl_matrix ppo-lora-zero3-hybrid ...` those named.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ COMBINATIONS: dict[str, RLConfig] = {
 } | {
     "grpo-full-zero3-sequence": two_by_two(3, sequence=2),
     "ppo-lora-zero2-sequence": two_by_two(2, "ppo", lora=True, sequence=2),
+    "ppo-full-zero2-tensor": two_by_two(2, "ppo", tensor=2),
 }
 
 
@@ -47,7 +48,9 @@ def main() -> int:
     for name in names:
         with tempfile.TemporaryDirectory(prefix="rl-matrix-") as temporary:
             folder, began = Path(temporary), time.monotonic()
-            found = killed_and_whole(COMBINATIONS[name], job_inputs(folder / "inputs"), folder, address)
+            config = COMBINATIONS[name]
+            inputs = job_inputs(folder / "inputs", heads=config.engine.tensor_parallel)
+            found = killed_and_whole(config, inputs, folder, address)
             same = found.killed == found.whole
             different += not same
             result = "the same" if same else "DIFFERENT"

@@ -11,9 +11,10 @@ Per training worker, of a model with P parameters of which T are trained, on n w
                  gradient checkpointing x h x b for each layer, and one layer in full
 
 (arXiv:1910.02054, section 3; arXiv:2205.05198, section 4, without the attention matrix, which is never stored.) A
-frozen model needs its weights. With tensor_parallel t, P and T are divided by t, and n is the number of replicas. Buffers, fragmentation and the libraries are not included: about 2 GiB on a GPU. An
-engine needs its weights, divided over its GPUs, and a key-value cache of at least one sequence of `max_length`; on CPU
-a cache of `cpu_cache_gib`, or of the size that `max_sequences` can fill.
+frozen model needs its weights. With tensor_parallel t, P and T are divided by t, and n is n / t. Buffers, fragmentation
+and the libraries are not included: about 2 GiB on a GPU. An engine needs its weights, divided over its GPUs, and a
+key-value cache of at least one sequence of `max_length`; on CPU a cache of `cpu_cache_gib`, or of the size that
+`max_sequences` can fill.
 """
 
 from __future__ import annotations

@@ -72,13 +72,14 @@ class SharedLayers:
     def settings(self) -> dict[str, Any]:
         """Return DeepSpeed's block `tensor_parallel`.
 
-        A plan of our own, since DeepSpeed finds no plan in a wrapper and would go by names of layers; and by transformers' it
-        would cut a tied head, and return logits of a part of the vocabulary.
+        It names the layers: DeepSpeed finds no plan in a wrapper, and would go by names of its own; with transformers'
+        plan it would cut a tied head, whose logits are then of a part of the vocabulary.
         """
+        trained = any(parameter.requires_grad for parameter in self.model.parameters())
         specs = [
             {"patterns": [rf"(?:{'|'.join(map(re.escape, names))})\.weight$"], **spec}
             for style, spec in _SPECS.items()
-            if (names := [name for name, its in self.styles.items() if its == style])
+            if (names := [name for name, its in self.styles.items() if its == style]) and (trained or style != SUMMED)
         ]
         return {
             "autotp_size": current_mesh().tensor,
@@ -156,12 +157,14 @@ def _logits(model: PackedModel) -> Tensor:
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], longest: float, mesh: Mesh) -> float:
-    """Clip the gradients to the norm `longest` and return the norm before, that of the whole parameters on every rank."""
+    """Clip the gradients to the norm `longest`; returns the norm before, of whole parameters, on every rank."""
     cut = [parameter for parameter in parameters if cut_of(parameter) is not None]
     if not cut:
         return float(nn.utils.clip_grad_norm_(parameters, longest))
     everywhere = [parameter for parameter in parameters if cut_of(parameter) is None]
-    squares = [nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) ** 2 for group in (cut, everywhere)]
+    squares = [
+        nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) ** 2 for group in (cut, everywhere)
+    ]
     norm = (mesh.reduce(squares[0], over="tensor") + squares[1]).sqrt()
     nn.utils.clip_grads_with_norm_(parameters, longest, norm)
     return float(norm)

@@ -79,8 +79,8 @@ def redivided(
     ours, theirs = _shards(layout), max(map(_shards, saved.values()), default=1)
     if ours != theirs:
         raise StageError(
-            f"the checkpoint was written with engine.tensor_parallel {theirs}, and this run has {ours}: set it back, or "
-            "set checkpoint.resume to false to start from scratch"
+            f"the checkpoint was written with engine.tensor_parallel {theirs}, and this run has {ours}: set it back, "
+            "or checkpoint.resume to false to start from scratch"
         )
     copies: defaultdict[str, list[_Copy]] = defaultdict(list)
     for copy in _copies(layout, saved):

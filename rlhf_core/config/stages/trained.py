@@ -167,8 +167,8 @@ def require_compatible(engine: EngineConfig, optimizer: OptimizerConfig, **adapt
     for name, adapter in adapters.items():
         if engine.tensor_parallel > 1 and adapter is not None:
             raise ValueError(
-                f"{name}: adapters were not tested on weights that workers share (engine.tensor_parallel); leave one of "
-                "them out"
+                f"{name}: adapters were not tested on weights that workers share (engine.tensor_parallel); leave one "
+                "out"
             )
     if engine.offload_optimizer and optimizer.name == "muon":
         raise ValueError(

@@ -45,6 +45,9 @@ def sft(optimizer: dict[str, Any], engine: dict[str, Any]) -> SFTConfig:
             {"sequence_parallel": 2, "attention": "eager"},
             "exchanges tokens in the attention sdpa, but attention is eager",
         ),
+        ({"tensor_parallel": 2, "zero_stage": 3}, "tensor_parallel divides the weights that zero_stage 3 would divide"),
+        ({"tensor_parallel": 2, "compiled": True}, "compiled layers were not tested with weights that workers share"),
+        ({"tensor_parallel": 2, "gradient_checkpointing": "selective"}, "selective keeps sums of workers that share"),
     ],
 )
 def test_what_cannot_be_together_is_refused(engine: dict[str, Any], problem: str) -> None:
@@ -68,6 +71,7 @@ def test_a_run_may_resume_with_its_tensors_and_tokens_divided_otherwise() -> Non
     keyed = result_settings(EngineConfig())
     assert keyed["zero_stage"] == 2
     assert result_settings(EngineConfig(zero_stage=3, sequence_parallel=4)) == keyed
+    assert result_settings(EngineConfig(tensor_parallel=4)) == keyed
     assert result_settings(EngineConfig(dtype="float32")) != keyed
 
 
@@ -194,9 +198,33 @@ SHARED = {
             DistillationConfig, {"teacher": {"model": "t", "engine": {}}},
             "engine.sequence_parallel is 2, but 1 in the engine of the teacher, on the same workers",
         ),
+        (
+            SFTConfig, {"engine": {"sequence_parallel": 2, "tensor_parallel": 4}},
+            "engine.tensor_parallel is 4, which times sequence_parallel 2 does not divide placement.workers=4",
+        ),
+        (
+            SFTConfig, {"engine": {"tensor_parallel": 2}, "batch_size": 1},
+            "batch_size is 1, fewer than placement.workers=4 / engine.tensor_parallel=2",
+        ),
+        (
+            PreferenceConfig, {"engine": {"tensor_parallel": 2}, "reference": {"engine": {}}},
+            "reference.engine.tensor_parallel is 1, but the policy's is 2",
+        ),
+        (
+            DistillationConfig, {"engine": {"tensor_parallel": 2}, "teacher": {"model": "t", "engine": {}}},
+            "engine.tensor_parallel is 2, but 1 in the engine of the teacher, on the same workers",
+        ),
+        (
+            SFTConfig, {"engine": {"tensor_parallel": 2}, "lora": {"rank": 2}},
+            "lora: adapters were not tested on weights that workers share .engine.tensor_parallel.",
+        ),
+        (
+            SFTConfig, {"engine": {"tensor_parallel": 2}, "optimizer": {"learning_rate": 1e-3, "name": "muon"}},
+            "optimizer.name muon needs whole matrices, which the workers of engine.tensor_parallel share; use adamw",
+        ),
     ],
 )  # fmt: skip
-def test_workers_that_share_tokens_are_divided_alike(
+def test_workers_that_share_tokens_or_weights_are_divided_alike(
     config: type[SupervisedConfig], settings: dict[str, Any], problem: str
 ) -> None:
     more = {"losses": {"dpo": {"type": "dpo"}}} if config is PreferenceConfig else {}

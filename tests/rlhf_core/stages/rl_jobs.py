@@ -48,12 +48,25 @@ CONFIG = rl_config()
 
 
 def two_by_two(
-    zero_stage: Literal[2, 3], algorithm: str = "grpo", *, lora: bool = False, hybrid: bool = False, sequence: int = 1
+    zero_stage: Literal[2, 3],
+    algorithm: str = "grpo",
+    *,
+    lora: bool = False,
+    hybrid: bool = False,
+    sequence: int = 1,
+    tensor: int = 1,
 ) -> RLConfig:
-    """Two ranks and two engines, which are to share two devices if `hybrid`. sequence: ranks that share tokens."""
+    """Two ranks and two engines, which are to share two devices if `hybrid`. sequence, tensor: ranks that share tokens,
+    or weights.
+    """
     return rl_config(
         algorithm,
-        engine={"dtype": "float32", "zero_stage": zero_stage, "sequence_parallel": sequence},
+        engine={
+            "dtype": "float32",
+            "zero_stage": zero_stage,
+            "sequence_parallel": sequence,
+            "tensor_parallel": tensor,
+        },
         placement={"workers": 2, "cpus_per_worker": 0.5, "threads": 1},
         rollout={
             **_SETTINGS["rollout"],
@@ -82,10 +95,13 @@ def reward(completions, prompts, rows):
 """
 
 
-def job_inputs(folder: Path) -> dict[str, Input]:
-    """A model that vLLM serves, and prompts."""
+def job_inputs(folder: Path, *, heads: int = 1) -> dict[str, Input]:
+    """A model that vLLM serves, and prompts. heads: of the model, which ranks that share weights divide."""
     prompts = [{"prompt": [{"role": "user", "content": f"say {letter}"}]} for letter in "abcdefg"]
-    return {"model": base_model(folder / "base", heads=1), "dataset": dataset(folder / "data", prompts)}
+    return {
+        "model": base_model(folder / "base", heads=heads, hidden=32 * heads),
+        "dataset": dataset(folder / "data", prompts),
+    }
 
 
 def specified(

@@ -1,6 +1,6 @@
 """RL as a job, with two vLLM engines and two DeepSpeed ranks: killed in the middle of a step, and submitted again.
 
-Three of the eighteen combinations that `make rl-matrix` runs: between them each choice is made in both ways.
+Four of the nineteen combinations that `make rl-matrix` runs: between them each choice is made in both ways.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["grpo-full-zero2-own", "ppo-lora-zero3-hybrid", "ppo-lora-zero2-sequence"])
+@pytest.mark.parametrize(
+    "name", ["grpo-full-zero2-own", "ppo-lora-zero3-hybrid", "ppo-lora-zero2-sequence", "ppo-full-zero2-tensor"]
+)
 def test_a_killed_job_ends_as_if_it_had_not_been(ray_cluster: None, tmp_path: Path, name: str) -> None:
     address = ray.get_runtime_context().gcs_address
-    found = killed_and_whole(COMBINATIONS[name], job_inputs(tmp_path / "inputs"), tmp_path, address)
+    config = COMBINATIONS[name]
+    inputs = job_inputs(tmp_path / "inputs", heads=config.engine.tensor_parallel)
+    found = killed_and_whole(config, inputs, tmp_path, address)
     assert f'"phase": "resumes after step {found.resumed_after}"' in found.log
     assert found.killed == found.whole
     assert [line["step"] for line in found.whole[1]] == [0, 1, 2, 3, 4]

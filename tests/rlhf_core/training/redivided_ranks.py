@@ -98,7 +98,7 @@ def _answers(folder: Path, cases: list[str], action: str) -> Iterator[Answer]:
         yield f"{case}, later", {"losses": [] if action == "return" else worker.steps(2)}, {}
 
 
-def main(rank: int, address: str, folder: Path, size: str, action: str, cases: str) -> None:
+def main(rank: int, address: str, folder: Path, size: str, tensor: str, action: str, cases: str) -> None:
     torch.set_num_threads(1)
-    join_group(rank=rank, size=int(size), address=address)
+    join_group(rank=rank, size=int(size), address=address, tensor=int(tensor))
     write_answers(rank, folder, _answers(folder.parent, json.loads(cases), action))

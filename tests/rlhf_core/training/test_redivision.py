@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlhf_core.errors import StageError
 from rlhf_core.training.deepspeed_layouts import cut_together
+from rlhf_core.training.redivision import redivided
 from rlhf_core.training.state import Piece
 from tests.rlhf_core.training.ranks import Answers, of, run_ranks
 from tests.rlhf_core.training.redivided_ranks import CASES
@@ -19,27 +21,31 @@ pytestmark = pytest.mark.system
 
 
 QUICK = ["stage 2", "stage 3", "from stage 3 to 2"]
+SHARING = ["stage 0", "stage 2", "from stage 2 to 0"]  # of those that ranks which share weights can run
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "cases"),
+    ("before", "after", "tensor", "cases"),
     [
-        (2, 1, QUICK),
-        pytest.param(1, 2, [*CASES], marks=pytest.mark.endurance("architectures")),
-        pytest.param(2, 4, [*CASES], marks=pytest.mark.endurance("architectures")),
-        pytest.param(2, 2, ["from stage 0 to 3", "from stage 2 to 0"], marks=pytest.mark.endurance("architectures")),
+        (2, 1, 1, QUICK),
+        pytest.param(1, 2, 1, [*CASES], marks=pytest.mark.endurance("architectures")),
+        pytest.param(2, 4, 1, [*CASES], marks=pytest.mark.endurance("architectures")),
+        pytest.param(2, 2, 1, ["from stage 0 to 3", "from stage 2 to 0"], marks=pytest.mark.endurance("architectures")),
+        pytest.param(4, 2, 2, SHARING, marks=pytest.mark.endurance("architectures")),
+        pytest.param(2, 4, 2, SHARING, marks=pytest.mark.endurance("architectures")),
     ],
 )
 @pytest.mark.slow("starts ranks three times")
 def test_state_is_equal_to_the_bit_and_steps_to_rounding(
-    before: int, after: int, cases: list[str], tmp_path: Path
+    before: int, after: int, tensor: int, cases: list[str], tmp_path: Path
 ) -> None:
+    """tensor: ranks that share each weight."""
     tiny_model(tmp_path / "dense")
 
     def run(action: str, size: int) -> Answers:
         (tmp_path / action).mkdir()
         module = "tests.rlhf_core.training.redivided_ranks"
-        return run_ranks(module, size, tmp_path / action, str(size), action, json.dumps(cases))
+        return run_ranks(module, size, tmp_path / action, str(size), str(tensor), action, json.dumps(cases))
 
     began, continued, _ = run("begin", before), run("continue", after), run("return", before)
     for case in cases:
@@ -67,3 +73,9 @@ def test_parameters_in_a_row_are_cut_at_any_element() -> None:
     row = [("a", torch.zeros(2, 2)), ("b", torch.zeros(3)), ("c", torch.zeros(1))]
     cut = [cut_together(row, [0, 4, 8], rank, partition=5) for rank in range(2)]
     assert cut == [[Piece("a", 0, 0, 4), Piece("b", 0, 4, 1)], [Piece("b", 1, 0, 2), Piece("c", 0, 3, 1)]]
+
+
+def test_a_checkpoint_of_ranks_that_share_weights_otherwise_is_refused() -> None:
+    saved = {"rank0.safetensors": {"policy.weight.w": [Piece("w", 0, 0, 2, shard=0, shards=2)]}}
+    with pytest.raises(StageError, match=r"written with engine\.tensor_parallel 2, and this run has 1: set it back"):
+        redivided({"policy.weight.w": torch.zeros(4)}, {"policy.weight.w": [Piece("w", 0, 0, 4)]}, saved, Path)
