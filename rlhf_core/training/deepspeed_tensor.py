@@ -28,7 +28,7 @@ _SPECS: Mapping[str, Mapping[str, Any]] = {
     SUMMED: {"partition_type": "skip", "grad_allreduce": True},
 }
 _IDS = range(2, 10)
-# Of the logits' spread. A wrong cut changes them by about 1.
+# Of the spread of hidden states, which a wrong cut changes by about 1.
 _ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
@@ -38,7 +38,7 @@ class SharedLayers:
 
     model: PackedModel
     styles: Mapping[str, str]  # of transformers' plan, by the name of a module
-    logits: Tensor  # of a short sequence
+    outputs: tuple[Tensor, Tensor]  # `_outputs` of the whole model
 
     @classmethod
     def of(cls, model: nn.Module) -> SharedLayers:
@@ -55,7 +55,7 @@ class SharedLayers:
             raise StageError(f"{_SETTING}: {problem}")
         styles = _styles_of_modules(model, layer_styles(plan))
         _require_known(model, styles)
-        return cls(model, styles, _logits(model))
+        return cls(model, styles, _outputs(model))
 
     @property
     def num_parameters(self) -> int:
@@ -108,21 +108,21 @@ class SharedLayers:
         if sorted(found) != sorted(self._cut):
             wrong = ", ".join(sorted({*found} ^ {*self._cut})[:3])
             raise StageError(f"{_SETTING}: DeepSpeed has cut other layers than transformers' plan says: {wrong}")
-        self._require_equal(_logits(self.model))
+        self._require_equal(*_outputs(self.model))
 
-    def _require_equal(self, logits: Tensor) -> None:
-        name, expected = type(base_model(self.model.model)).__name__, self.logits
-        if logits.shape != expected.shape:
+    def _require_equal(self, hidden: Tensor, logits: Tensor) -> None:
+        name, (expected, wanted) = type(base_model(self.model.model)).__name__, self.outputs
+        if logits.shape != wanted.shape:
             raise StageError(
-                f"{_SETTING}: cut over workers, {name} has logits of {logits.shape[-1]} tokens in place of "
-                f"{expected.shape[-1]}: leave it out"
+                f"{_SETTING}: cut over workers, {name} has {logits.shape[-1]} logits in place of {wanted.shape[-1]}: "
+                "leave it out"
             )
         spread = (expected - expected.mean(0)).abs().mean().clamp_min(1e-30)
-        error = float((logits - expected).abs().mean() / spread)
+        error = float((hidden - expected).abs().mean() / spread)
         if not error <= (most := _ROUNDING[next(self.model.parameters()).dtype]):
             raise StageError(
-                f"{_SETTING}: cutting the layers of {name} changes its output by {error:.2g} of its spread (rounding "
-                f"explains {most:g}): leave it out"
+                f"{_SETTING}: cutting the layers of {name} changes hidden states by {error:.2g} of their spread "
+                f"(rounding explains {most:g}): leave it out"
             )
 
 
@@ -147,13 +147,14 @@ def _require_known(model: PackedModel, styles: Mapping[str, str]) -> None:
 
 
 @torch.no_grad()
-def _logits(model: PackedModel) -> Tensor:
+def _outputs(model: PackedModel) -> tuple[Tensor, Tensor]:
+    """Return the last hidden states (T, d) float32 of a short sequence, and its logits, of a classifier one."""
     transformer = base_model(model.model)
     ids = torch.tensor([_IDS], device=next(model.parameters()).device)
     was_training = transformer.training
-    logits: Tensor = transformer.eval()(input_ids=ids, use_cache=False).logits[0]
+    output = transformer.eval()(input_ids=ids, use_cache=False, output_hidden_states=True)
     transformer.train(was_training)
-    return logits.float().cpu()
+    return output.hidden_states[-1][0].float().cpu(), output.logits[0].cpu()
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], longest: float, mesh: Mesh) -> float:

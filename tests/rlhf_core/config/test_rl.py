@@ -36,6 +36,10 @@ TWO = {"placement": {"workers": 2, "gpus_per_worker": 1.0}, "rollout": {"max_len
             "keeps the weights in host memory already",
         ),
         ({"engine": OFFLOADED}, "keeps the weights in host memory already"),
+        (
+            {"engine": {"tensor_parallel": 2}, "placement": {"workers": 2}},
+            "weights that workers share .engine.tensor_parallel. were not tested on devices that engines use too",
+        ),
     ],
 )
 def test_devices_that_cannot_be_shared(settings: dict[str, Any], says: str) -> None:
