@@ -111,6 +111,9 @@ class EngineConfig(Config):
             raise ValueError(
                 "compiled layers were not tested with weights that workers share (tensor_parallel); leave one out"
             )
+        if self.attention == "flash_attention_2":
+            raise ValueError("attention flash_attention_2 does not run in main memory, where a model is read before "
+                             "workers share its weights (tensor_parallel); set sdpa")  # fmt: skip
         if self.gradient_checkpointing == "selective":
             raise ValueError("gradient_checkpointing selective keeps sums of workers that share weights "
                              "(tensor_parallel), which are then summed once more; set true")  # fmt: skip

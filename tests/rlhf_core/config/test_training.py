@@ -47,6 +47,7 @@ def sft(optimizer: dict[str, Any], engine: dict[str, Any]) -> SFTConfig:
         ),
         ({"tensor_parallel": 2, "zero_stage": 3}, "tensor_parallel divides the weights that zero_stage 3 would divide"),
         ({"tensor_parallel": 2, "compiled": True}, "compiled layers were not tested with weights that workers share"),
+        ({"tensor_parallel": 2, "attention": "flash_attention_2"}, "does not run in main memory, where"),
         ({"tensor_parallel": 2, "gradient_checkpointing": "selective"}, "selective keeps sums of workers that share"),
     ],
 )

@@ -123,6 +123,8 @@ def steps(folder: Path) -> Iterator[Answer]:
         yield f"steps {name}", {"norms": norms, "digests": digests}, weights
     for dtype in ("float32", "bfloat16"):
         frozen = build(folder / "qwen3", optimizer=None, dtype=dtype)
+        frozen.offload()
+        frozen.reload()
         (logprobs,) = frozen.forward([batch()], lambda model, part: model(part)[0])
         yield f"frozen {dtype}", {"size": sum(p.numel() for p in frozen.module.parameters())}, {
             "logprobs": logprobs, **weights_of(frozen)
