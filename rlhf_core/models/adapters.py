@@ -20,7 +20,7 @@ from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models.folders.folder import ADAPTER_WEIGHTS
 from rlhf_core.models.folders.remote_code import VISION_CONNECTOR, VISION_ENCODER, VISION_MODELS
-from rlhf_core.models.folders.targets import target_problem
+from rlhf_core.models.folders.targets import saved_modules, saved_problem, target_problem
 from rlhf_core.models.sharded_loading import full_shape
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ def add_lora(model: transformers.PreTrainedModel, lora: LoraConfig, task: str) -
 
     targets: str | list[str] = list(lora.target_modules)
     layers, linear = adapted_layers(model), _linear_layers(model)
+    paths = [name for name, _ in model.named_modules()]
+    if problem := saved_problem(lora, paths, tied=bool(model.config.tie_word_embeddings)):
+        raise StageError(problem)
     if lora.target_modules == "all-linear":
         # By itself peft would take the experts and their router too, which are no linear layers.
         targets = layers if _expert_blocks(model) else lora.target_modules
@@ -65,6 +68,9 @@ def add_lora(model: transformers.PreTrainedModel, lora: LoraConfig, task: str) -
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft takes any number
         lora_dropout=lora.dropout,
+        use_dora=lora.dora,
+        use_rslora=lora.rank_stabilised,
+        modules_to_save=saved_modules(lora, paths) or None,
         target_modules=targets,
         task_type=task,
     )
@@ -230,7 +236,7 @@ def _frozen_weights(model: PeftModel) -> dict[str, _Weight]:
     base = base_model(model)
     layers: nn.Module = getattr(base, base.base_model_prefix)
     return {
-        f"{path}.{name}".replace(".base_layer.", "."): _Weight(layer, name, parameter)
+        f"{path}.{name}".replace(".base_layer.", ".").replace(".original_module.", "."): _Weight(layer, name, parameter)
         for path, layer in layers.named_modules()
         for name, parameter in layer.named_parameters(recurse=False)
         if not parameter.requires_grad

@@ -17,6 +17,8 @@ from rlhf_core.models.folders.headers import read_object
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype, write_folder
 from rlhf_core.models.safetensors_file import read_layout, read_safetensors
 
+_PREFIX = "base_model.model."  # of names in an adapter folder
+_NORMS = ".lora_magnitude_vector"
 _PROBE_TOKENS = 16
 _ROUNDING = 1e-3  # of float32, through all layers
 
@@ -24,35 +26,46 @@ _ROUNDING = 1e-3  # of float32, through all layers
 class MergedWeights:
     """The weights of a model's folder with an adapter merged: W + scaling · B A, summed in float32.
 
-    The base is the one a trainer in `dtype` computes with, so that a fresh adapter changes no bit. A head that is tied
-    to the embedding is left out, as when a model is saved.
+    With DoRA (arXiv:2402.09353, eq. 5) each row of the sum is scaled to its trained norm. A module that was trained in
+    full replaces that of the folder. The base is the one a trainer in `dtype` computes with, so that a fresh adapter
+    changes no bit. A head that is tied to the embedding is left out, as when a model is saved.
     """
 
     def __init__(self, model_folder: Path, adapter: Mapping[str, Tensor], scaling: float, dtype: torch.dtype) -> None:
-        """adapter: LoRA factors under the names of an adapter folder.
+        """adapter: its tensors under the names of an adapter folder.
 
-        Raises StageError if a factor belongs to no tensor of the folder, or is of another shape.
+        Raises StageError if a tensor belongs to no tensor of the folder, or is of another shape.
         """
         self._folder, self._dtype = model_folder, dtype
-        self._deltas = _deltas(adapter, scaling)
+        self._deltas, self._norms, self._saved = _deltas(adapter, scaling), _norms(adapter), _saved(adapter)
         self.layout = merged_layout(model_folder, dtype)
-        if unknown := self._deltas.keys() - self.layout.keys():
+        changes = {**self._deltas, **self._saved}
+        if unknown := changes.keys() - self.layout.keys():
             raise StageError(
                 f"the adapter changes {', '.join(sorted(unknown)[:3])}, which the model's folder does not have: "
                 "set rollout.serve_adapter to adapter, or lora.target_modules to other layers"
             )
-        for name, delta in self._deltas.items():
-            if delta.shape != self.layout[name].shape:
-                raise StageError(f"the adapter's change of {name} is {tuple(delta.shape)}, the weight itself "
+        for name, change in changes.items():
+            if change.shape != self.layout[name].shape:
+                raise StageError(f"the adapter's change of {name} is {tuple(change.shape)}, the weight itself "
                                  f"{tuple(self.layout[name].shape)}")  # fmt: skip
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in read_safetensors(self._folder):
             if name not in self.layout:  # a tied head
                 continue
-            base = weight.to(self.layout[name].dtype)
-            delta = self._deltas.get(name)
-            yield name, base if delta is None else (base.float() + delta).to(self._dtype)
+            yield name, self._merged(name, self._saved.get(name, weight).to(self.layout[name].dtype))
+
+    def _merged(self, name: str, base: Tensor) -> Tensor:
+        delta, norms = self._deltas.get(name), self._norms.get(name)
+        if delta is None:
+            return base
+        merged = base.float() + delta
+        if norms is not None:
+            # Rounded as peft does: the norms of a fresh adapter are those of the rows to the bit.
+            present = torch.linalg.norm(merged.to(norms.dtype), dim=1)
+            merged *= (norms / present).float().unsqueeze(1)
+        return merged.to(self._dtype)
 
 
 def merged_layout(model_folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -65,12 +78,26 @@ def merged_layout(model_folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def _deltas(adapter: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
     """Return the adapter's change of each weight, by its name in the base model, in float32."""
-    modules = {name.rpartition(".lora_")[0] for name in adapter}
+    modules = {name.rpartition(".lora_")[0] for name in adapter if ".lora_" in name}
     return {
-        f"{module.removeprefix('base_model.model.')}.weight": scaling
+        f"{module.removeprefix(_PREFIX)}.weight": scaling
         * (adapter[f"{module}.lora_B.weight"].float() @ adapter[f"{module}.lora_A.weight"].float())
         for module in sorted(modules)
     }
+
+
+def _norms(adapter: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the rows' norms that DoRA has trained, by the name of the weight in the base model."""
+    return {
+        f"{name.removeprefix(_PREFIX).removesuffix(_NORMS)}.weight": tensor
+        for name, tensor in adapter.items()
+        if name.endswith(_NORMS)
+    }
+
+
+def _saved(adapter: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of modules trained in full, by name in the base model."""
+    return {name.removeprefix(_PREFIX): tensor for name, tensor in adapter.items() if ".lora_" not in name}
 
 
 def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) -> None:

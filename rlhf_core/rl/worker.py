@@ -212,7 +212,7 @@ class RLWorker(SnapshotWorker):
         if dist.get_rank() != 0:
             return ()
         dtype = torch_dtype(self._config.engine.dtype)
-        return MergedWeights(self._folders[POLICY], adapter.tensors, lora.alpha / lora.rank, dtype)
+        return MergedWeights(self._folders[POLICY], adapter.tensors, lora.scaling, dtype)
 
     @host_memory_only
     def read_weights(self) -> Files:

@@ -1,4 +1,4 @@
-"""Continued pre-training: a model and documents in, the same model with full weights out."""
+"""Continued pre-training: a model and documents in, the same model (full weights, or an adapter) out."""
 
 from __future__ import annotations
 
@@ -29,4 +29,5 @@ def run(config: PretrainConfig, inputs: Mapping[str, Input], context: StageConte
         encode = partial(document_examples, tokenizer, max_length=piece_length)
         return read_examples(dataset, encode, config, folder, context)
 
-    return train_language_model(config, inputs, read, context, cluster, Kind.BASE_MODEL)
+    kind = Kind.BASE_MODEL if config.lora is None else Kind.ADAPTER
+    return train_language_model(config, inputs, read, context, cluster, kind)

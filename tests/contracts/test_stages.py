@@ -41,6 +41,13 @@ class TestPretrain(StageContract):
         return stage_run(folder, "pretrain", [{"text": f"the cat {'abcdefghij'[i % 10]}"} for i in range(20)], {})
 
 
+@pytest.mark.endurance("chaos")
+class TestPretrainOfAnAdapter(StageContract):
+    def make(self, folder: Path) -> StageRun:
+        lora = {"lora": {"rank": 4, "dora": True, "rank_stabilised": True, "modules_to_save": ("norm",)}}
+        return stage_run(folder, "pretrain", [{"text": f"the cat {'abcdefghij'[i % 10]}"} for i in range(20)], lora)
+
+
 class TestSFT(StageContract):
     def make(self, folder: Path) -> StageRun:
         return stage_run(folder, "sft", conversations(24), ADAPTER | VALIDATION)

@@ -267,7 +267,8 @@ class RLSettings(EnginesConfig, KeyedConfig):
     @property
     def served_lora(self) -> LoraConfig | None:
         """Settings of the adapters that are published; None if merged weights are published."""
-        return None if self.rollout.merges_adapters else self.lora
+        merges = self.rollout.merges_adapters or (self.lora is not None and self.lora.merged_only is not None)
+        return None if merges else self.lora
 
     @property
     def broadcast_backend(self) -> Literal["gloo", "nccl"]:

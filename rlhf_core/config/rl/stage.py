@@ -9,6 +9,7 @@ from rlhf_core.config.numbers import MOST_COMPLETIONS
 from rlhf_core.config.rewards.rewards import require_environment
 from rlhf_core.config.rl.settings import RLSettings
 from rlhf_core.config.stages.trained import (
+    require_adaptable,
     require_compatible,
     require_devices,
     require_dropout,
@@ -63,6 +64,11 @@ class RLConfig(RLSettings):
     def _engines_serve_the_adapter(self) -> RLConfig:
         if self.lora is not None and "lm_head" in self.lora.target_modules:
             raise ValueError("lora.target_modules names lm_head, whose adapters the engines cannot serve; leave it out")
+        setting = None if self.lora is None else self.lora.merged_only
+        if setting is not None and self.rollout.serve_adapter == "adapter":
+            raise ValueError(
+                f"rollout.serve_adapter is adapter, but vLLM does not serve adapters with lora.{setting}; set merged"
+            )
         return self
 
     @model_validator(mode="after")
@@ -92,10 +98,11 @@ class RLConfig(RLSettings):
 
     @model_validator(mode="after")
     def _engines_run_the_optimizers(self) -> RLConfig:
-        require_compatible(self.engine_of("policy"), self.settings.optimizer, lora=self.lora)
+        require_compatible(self.engine_of("policy"), self.settings.optimizer)
+        require_adaptable(self.engine_of("policy"), lora=self.lora)
         if (critic := self.settings.critic_settings) is not None:
-            adapter = {f"{self.block}.critic.lora": critic.lora}
-            require_compatible(self.engine_of("critic"), critic.optimizer, **adapter)
+            require_compatible(self.engine_of("critic"), critic.optimizer)
+            require_adaptable(self.engine_of("critic"), **{f"{self.block}.critic.lora": critic.lora})
         return self
 
     @model_validator(mode="after")

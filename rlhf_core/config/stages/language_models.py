@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rlhf_core.config.base import Reads, Role
+from rlhf_core.config.base import Reads, since_default
 from rlhf_core.config.stages.base import RowLimit
-from rlhf_core.config.stages.trained import SupervisedConfig, SupervisedPolicyConfig
+from rlhf_core.config.stages.trained import LoraConfig, SupervisedPolicyConfig
 from rlhf_core.config.stages.validation import ConversationsValidation, TextValidation
 
 
@@ -22,15 +22,12 @@ def _validation() -> Any:
     )
 
 
-class PretrainConfig(SupervisedConfig):
+class PretrainConfig(SupervisedPolicyConfig):
     """Plain text, every token trained, documents cut into sequences of `max_length`."""
 
     dataset: Annotated[str, Reads("dataset", format="text")] = _dataset("text")
     validation: TextValidation | None = _validation()
-
-    @property
-    def makes(self) -> Role:
-        return "model"
+    lora: LoraConfig | None = since_default(None, description="train an adapter; none: all weights")
 
     def row_limit(self, dataset: str) -> RowLimit | None:
         return RowLimit("max_length", self.max_length, splits=True)

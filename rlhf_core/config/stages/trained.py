@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Annotated, ClassVar, Literal, Self
@@ -108,6 +109,29 @@ class LoraConfig(Config):
         description="names of the layers that get an adapter; in a mixture-of-experts model all-linear leaves out the "
         "blocks of experts, which engines cannot serve with adapters",
     )
+    dora: bool = since_default(
+        False,
+        description="also train the norm of each row of the adapted weights, arXiv:2402.09353; needs a "
+        "zero_stage below 3",
+    )
+    rank_stabilised: bool = since_default(
+        False, description="scale the adapter's output by alpha / sqrt(rank), arXiv:2312.03732"
+    )
+    modules_to_save: tuple[NonEmpty, ...] = since_default(
+        (),
+        description="names of modules that are trained in full beside the adapter, such as embed_tokens, and saved "
+        "with it; needs a zero_stage below 3",
+    )
+
+    @property
+    def scaling(self) -> float:
+        """Factor of the adapter's output."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
+    @property
+    def merged_only(self) -> str | None:
+        """The setting with which vLLM cannot serve the adapter itself; None if it can."""
+        return "dora" if self.dora else "modules_to_save" if self.modules_to_save else None
 
 
 def require_devices(engine: EngineConfig, placement: Placement) -> None:
@@ -134,6 +158,24 @@ def require_devices(engine: EngineConfig, placement: Placement) -> None:
         )
 
 
+def require_adaptable(engine: EngineConfig, **adapters: LoraConfig | None) -> None:
+    """Raise ValueError if the engine cannot train an adapter, passed under its setting's name."""
+    for name, adapter in adapters.items():
+        if adapter is None:
+            continue
+        if engine.tensor_parallel > 1:
+            raise ValueError(
+                f"{name}: adapters were not tested on weights that workers share (engine.tensor_parallel); leave one "
+                "out"
+            )
+        setting = adapter.merged_only
+        if setting is not None and engine.zero_stage == 3:
+            raise ValueError(
+                f"{name}.{setting} reads weights of the model beside their own layer, where zero_stage 3 has sharded "
+                "them; set engine.zero_stage 2, or leave it out"
+            )
+
+
 def require_same_ranks(engine: EngineConfig, others: Mapping[str, EngineConfig]) -> None:
     """Raise ValueError unless replicas of all models on the same workers have as many. others: by what they are."""
     for (name, other), setting in product(others.items(), ("sequence_parallel", "tensor_parallel")):
@@ -156,20 +198,12 @@ def require_examples(examples: int, what: str, engine: EngineConfig, placement: 
         )
 
 
-def require_compatible(engine: EngineConfig, optimizer: OptimizerConfig, **adapters: LoraConfig | None) -> None:
-    """Raise ValueError if the engine cannot run the optimizer exactly, or train an adapter, passed under its setting's
-    name.
-    """
+def require_compatible(engine: EngineConfig, optimizer: OptimizerConfig) -> None:
+    """Raise ValueError if the engine cannot run the optimizer exactly."""
     if engine.tensor_parallel > 1 and optimizer.name == "muon":
         raise ValueError(
             "optimizer.name muon needs whole matrices, which the workers of engine.tensor_parallel share; use adamw"
         )
-    for name, adapter in adapters.items():
-        if engine.tensor_parallel > 1 and adapter is not None:
-            raise ValueError(
-                f"{name}: adapters were not tested on weights that workers share (engine.tensor_parallel); leave one "
-                "out"
-            )
     if engine.offload_optimizer and optimizer.name == "muon":
         raise ValueError(
             "optimizer.name muon does not work with engine.offload_optimizer: its matrix products would run in main "
@@ -246,7 +280,8 @@ class SupervisedConfig(SeededConfig, RanksConfig):
 
     @model_validator(mode="after")
     def _engine_runs_the_optimizer(self) -> SupervisedConfig:
-        require_compatible(self.engine, self.optimizer, lora=self.adapter)
+        require_compatible(self.engine, self.optimizer)
+        require_adaptable(self.engine, lora=self.adapter)
         return self
 
     @model_validator(mode="after")
@@ -255,7 +290,7 @@ class SupervisedConfig(SeededConfig, RanksConfig):
         return self
 
     def unused_fields(self) -> frozenset[str]:
-        return frozenset({"validation"}) if self.validation is None else frozenset()
+        return super().unused_fields() | (frozenset({"validation"}) if self.validation is None else frozenset())
 
     def steps_of_epoch(self, num_examples: int) -> int:
         """Return the steps of an epoch; the last takes the remaining examples, or if too few the one before does."""

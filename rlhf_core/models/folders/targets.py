@@ -5,11 +5,12 @@ Used before a run, for every available model, and by the job.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from rlhf_core.config.stages.trained import LoraConfig
 
 LANGUAGE_HEAD = "lm_head"
+_EMBEDDING = "embed_tokens"
 
 
 def head_problems(*, tied: bool) -> Iterator[str]:
@@ -40,6 +41,34 @@ def target_problem(lora: LoraConfig, layers: Collection[str], *, tied: bool) -> 
         return None
     names = sorted({layer.rpartition(".")[2] for layer in layers})
     return f"lora.target_modules names {', '.join(wrong)}; the linear layers of this model are {', '.join(names)}"
+
+
+def saved_modules(lora: LoraConfig, modules: Iterable[str]) -> list[str]:
+    """Return the paths, of `modules`, that `lora.modules_to_save` names: peft would take any with such an end."""
+    return [module for module in modules if any(_names(saved, module) for saved in lora.modules_to_save)]
+
+
+def saved_problem(lora: LoraConfig, modules: Collection[str] | None, *, tied: bool) -> str | None:
+    """Return the reason why `lora.modules_to_save` does not fit a model; None if it does.
+
+    modules: paths of the model's modules; None: unknown. tied: the language head is the embedding.
+    """
+    for saved in lora.modules_to_save:
+        if tied and any(_names(saved, module) for module in (LANGUAGE_HEAD, f"model.{_EMBEDDING}")):
+            return (
+                f"lora.modules_to_save names {saved}, but embedding and {LANGUAGE_HEAD} are one tensor in this model, "
+                "of which a copy would be trained for one of them; leave it out, or train all weights"
+            )
+        if modules is None:
+            continue
+        named = [module for module in modules if _names(saved, module)]
+        if not named:
+            return f"lora.modules_to_save names {saved}, which is no module of this model; leave it out, or correct it"
+        if lora.target_modules != "all-linear" and any(
+            _names(target, module) for target in lora.target_modules for module in named
+        ):
+            return f"lora.modules_to_save names {saved}, which lora.target_modules names too; leave it out of one"
+    return None
 
 
 def _names(target: str, layer: str) -> bool:

@@ -14,7 +14,7 @@ from rlhf_core.models.folders.folder import depends_on_longest, text_config
 from rlhf_core.models.folders.headers import stored_tensors
 from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.folders.scratch import linear_layers
-from rlhf_core.models.folders.targets import target_problem
+from rlhf_core.models.folders.targets import saved_problem, target_problem
 from rlhf_core.models.folders.tensor_plan import plan_problem, sizes_problem
 from rlhf_core.preflight.model import BaseModel
 from rlhf_core.preflight.stages.context import CheckContext, Note
@@ -59,20 +59,24 @@ def adapter_problems(
     model = context.models.get(node.inputs[start])
     if lora is None or model is None:
         return
+    modules: set[str] | None = None
     match model.config.source:
         case ScratchModel() as source:
             layers = list(linear_layers(source))
         case FolderModel(path=path) if "num_experts_per_tok" not in text_config(model.settings):
+            stored = stored_tensors(context.root / path)
             layers = [
                 name.removesuffix(".weight")
-                for name, tensor in stored_tensors(context.root / path).items()
+                for name, tensor in stored.items()
                 if name.endswith(".weight") and len(tensor.shape) == 2
             ]
+            modules = {name.rpartition(".")[0] for name in stored}
         case _:
             return  # in memory experts are other layers than in the folder
-    problem = target_problem(lora, layers, tied=bool(model.settings.get("tie_word_embeddings")))
-    if problem is not None:
-        yield f"{node.section}.{setting}: {problem}"
+    tied = bool(model.settings.get("tie_word_embeddings"))
+    for problem in (target_problem(lora, layers, tied=tied), saved_problem(lora, modules, tied=tied)):
+        if problem is not None:
+            yield f"{node.section}.{setting}: {problem}"
 
 
 def few_rows(dataset: str, setting: str, needed: int, then: str, node: Draft, context: CheckContext) -> Iterator[Note]:

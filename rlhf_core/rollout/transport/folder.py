@@ -98,6 +98,7 @@ def adapter_config(lora: LoraConfig, names: Mapping[str, Any]) -> dict[str, Any]
         "task_type": "CAUSAL_LM",
         "r": lora.rank,
         "lora_alpha": lora.alpha,
+        "use_rslora": lora.rank_stabilised,
         "lora_dropout": 0.0,
         "target_modules": sorted(modules),
         "bias": "none",

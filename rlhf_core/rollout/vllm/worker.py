@@ -6,6 +6,7 @@ vLLM mixes this class into its worker (`worker_extension_cls`) and calls it by `
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ class PublishedWeights:
         """Store the adapter in `folder`, with which `served_tensors` compares the active one."""
         settings = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
         self._given_adapter = dict(read_safetensors(Path(folder)))
-        self._adapter_scaling = settings["lora_alpha"] / settings["r"]
+        rank = settings["r"]
+        self._adapter_scaling = settings["lora_alpha"] / (math.sqrt(rank) if settings["use_rslora"] else rank)
 
     def served_tensors(self, whole: bool) -> list[ServedTensor]:
         """Return the tensors of this worker's share of the model; with adapters, of the adapter, if one is loaded.

@@ -48,6 +48,18 @@ def test_devices_that_cannot_be_shared(settings: dict[str, Any], says: str) -> N
     RLConfig.model_validate({**COMMON, **settings})
 
 
+@pytest.mark.parametrize("kind", [{"dora": True}, {"modules_to_save": ("norm",)}], ids=str)
+def test_adapters_that_vllm_cannot_serve_are_merged(kind: dict[str, Any]) -> None:
+    lora = {"rank": 2, **kind}
+    on_gpu = {"max_length": 16, "gpus_per_engine": 1.0}
+    assert RLConfig.model_validate({**COMMON, "lora": {"rank": 2}, "rollout": on_gpu}).served_lora is not None
+    assert RLConfig.model_validate({**COMMON, "lora": lora, "rollout": on_gpu}).served_lora is None
+    with pytest.raises(
+        ValidationError, match=rf"vLLM does not serve adapters with lora\.{next(iter(kind))}; set merged"
+    ):
+        RLConfig.model_validate({**COMMON, "lora": lora, "rollout": {**on_gpu, "serve_adapter": "adapter"}})
+
+
 BROADCAST = {"max_length": 16, "transport": "collective"}
 
 

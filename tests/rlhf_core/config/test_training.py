@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -16,7 +17,7 @@ from rlhf_core.config.stages.distillation import DistillationConfig
 from rlhf_core.config.stages.language_models import PretrainConfig, SFTConfig
 from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.config.stages.reward_models import RewardModelConfig
-from rlhf_core.config.stages.trained import OptimizerConfig, SupervisedConfig
+from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig, SupervisedConfig
 
 MUON = {"name": "muon", "learning_rate": 1e-3}
 
@@ -103,6 +104,21 @@ def test_the_dropout_of_an_adapter_without_dropout_is_refused(config: type[Super
     assert config.model_validate({**settings, "lora": adapter}).dropout
     with pytest.raises(ValidationError, match=r"lora\.dropout is 0\.1, but `dropout` is false"):
         config.model_validate({**settings, "lora": adapter, "dropout": False})
+
+
+@pytest.mark.parametrize("kind", [{"dora": True}, {"modules_to_save": ["norm"]}], ids=str)
+def test_adapters_that_read_sharded_weights_are_refused(kind: dict[str, Any]) -> None:
+    settings = {"dataset": "d", "batch_size": 1, "max_length": 8, "optimizer": {"learning_rate": 1.0}}
+    text = json.dumps({**settings, "lora": {"rank": 2, **kind}, "engine": {"zero_stage": 3}})
+    with pytest.raises(ValidationError, match=rf"lora\.{next(iter(kind))} reads weights of the model beside their own"):
+        SFTConfig.model_validate_json(text)
+
+
+def test_later_settings_of_adapters_keep_earlier_keys() -> None:
+    assert result_settings(LoraConfig(rank=2)).keys() == {"rank", "alpha", "dropout", "target_modules"}
+    settings = {"dataset": "d", "batch_size": 1, "max_length": 8, "optimizer": {"learning_rate": 1.0}}
+    assert "lora" not in result_settings(PretrainConfig.model_validate(settings))
+    assert "lora" in result_settings(SFTConfig.model_validate(settings))
 
 
 def test_settings_of_an_optimizer_that_is_not_used_are_refused() -> None:

@@ -256,6 +256,8 @@ def test_adapters_are_merged_before_anything_builds_on_them(tmp_path: Path) -> N
 def test_an_adapter_is_merged_even_if_nothing_reads_it_unless_merge_is_off(tmp_path: Path) -> None:
     lora = ("sft=" + TRAIN, "sft.lora={rank: 4}")
     assert "merge.sft" in edges(tmp_path, *lora)
+    pretrain = ("pretrain=" + TRAIN, "pretrain.lora={rank: 4}")
+    assert edges(tmp_path, *pretrain, *lora)["sft"]["model"] == "merge.pretrain"
     assert "merge.sft" not in edges(tmp_path, *lora, "merge=null")
     read = edges(tmp_path, *lora, "merge=false", "rl=" + RL)
     assert read["rl"]["model"] == "merge.sft"

@@ -37,7 +37,14 @@ def updated(config: RLConfig, ours: PolicyTrainer) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"engine": {"dtype": "float32", "zero_stage": 3}}, {"lora": {"rank": 2}}], ids=str
+    "settings",
+    [
+        {},
+        {"engine": {"dtype": "float32", "zero_stage": 3}},
+        {"lora": {"rank": 2}},
+        {"lora": {"rank": 2, "rank_stabilised": True, "dora": True, "modules_to_save": ("embed_tokens", "norm")}},
+    ],
+    ids=str,
 )
 def test_each_transport_brings_the_same_tensors(model: Input, tmp_path: Path, settings: dict[str, Any]) -> None:
     found = {}

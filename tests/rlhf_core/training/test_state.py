@@ -25,6 +25,7 @@ pytestmark = pytest.mark.parts
 PARTS = [select(batch(), [0, 1]), select(batch(), [2, 3])]
 MUON = OptimizerConfig(name="muon", learning_rate=0.01)
 LORA = LoraConfig(rank=2, alpha=4.0)
+DORA = LoraConfig(rank=2, dora=True, rank_stabilised=True, modules_to_save=("norm",))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def steps(engine: DeepSpeedEngine, count: int) -> tuple[list[StepMetrics], dict[
     [
         (0, "float32", MUON, None),
         (1, "float32", OPTIMIZER, LORA),
-        (2, "bfloat16", OPTIMIZER, LORA),
+        (2, "bfloat16", OPTIMIZER, DORA),
         (3, "float32", MUON, None),
         (3, "bfloat16", OPTIMIZER, None),
     ],

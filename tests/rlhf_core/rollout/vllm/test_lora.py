@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig as PeftConfig
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 
 from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.config.stages.trained import LoraConfig
@@ -73,6 +74,21 @@ def test_each_published_adapter_is_served_as_peft_computes_it(served: Served) ->
     expected = expected_logprobs(model, [[*prompt, *completion.token_ids]])
     assert completion.logprobs == pytest.approx(expected[0][len(prompt) :], abs=1e-4)
     assert completion.weight_version == 3
+
+
+def test_a_rank_stabilised_adapter_is_served_at_its_scale(served: Served) -> None:
+    model, engine = served
+    stabilised = LORA.model_copy(update={"rank_stabilised": True})
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    for layer in layers:
+        layer.scaling["default"] = stabilised.scaling
+    expected = expected_logprobs(model, PROBE)
+    digests = publish(engine, get_peft_model_state_dict(model), 3, lora=stabilised)
+    proof = verify_weights(engine.call(RolloutEngine.probe, PROBE), Expected(3, expected, digests), 1e-4)
+    assert proof.difference < 1e-4
+    assert proof.not_read_back == ()
+    for layer in layers:
+        layer.scaling["default"] = LORA.scaling
 
 
 def test_an_adapter_that_was_not_published_is_caught(served: Served) -> None:
