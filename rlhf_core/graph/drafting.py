@@ -12,6 +12,7 @@ from rlhf_core.config.inputs import InputSetting, input_settings
 from rlhf_core.config.stages.base import NamedStageConfig, StageConfig
 from rlhf_core.config.stages.merging import MergeConfig
 from rlhf_core.config.stages.outputs import ArtifactConfig
+from rlhf_core.config.stages.quantisation import QuantiseConfig
 from rlhf_core.contract import KINDS_OF_ROLE, Stage
 from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.recipe.recipe import Recipe, stage_of
@@ -55,6 +56,8 @@ class Drafter:
         each = next((setting for setting in settings if setting.reads.each), None)
         if each is None:
             inputs = self._inputs(name, settings)
+            if config.quantised is not None:
+                inputs["model"] = self._quantised(name, config, inputs["model"])
             self._add(Draft(name, name, stage, config, inputs, None, settings, self._overlaps(settings)))
             self._add_result(name, config.makes, config.adapter_targets is not None)
             return
@@ -221,6 +224,14 @@ class Drafter:
         if node not in self.nodes:
             inputs = {"adapter": name, "model": self.nodes[name].inputs["model"]}
             self._add(Draft(node, node, STAGES["merge"], MergeConfig(adapter=name), inputs))
+        return node
+
+    def _quantised(self, name: str, config: StageConfig, model: str) -> str:
+        """Return the node that rounds the base of the adapter that the stage `name` trains on the node `model`."""
+        node = f"quantised.{name}"
+        assert config.quantised is not None
+        rounding = QuantiseConfig(model=model, quantisation=config.quantised, dtype=config.model_dtype)
+        self._add(Draft(node, node, STAGES["quantise"], rounding, {"model": model}))
         return node
 
     def find_artifact(self, name: str, config: ArtifactConfig) -> None:

@@ -30,6 +30,7 @@ from rlhf_core.models.folders.folder import (
 )
 from rlhf_core.models.folders.headers import read_object
 from rlhf_core.models.folders.remote_code import VISION_ENCODER, reads_images
+from rlhf_core.models.quantisation import quantised_loading, require_same_values
 from rlhf_core.models.safetensors_file import without_memory, write_safetensors
 from rlhf_core.models.sharded_loading import Sharding
 from rlhf_core.models.weights import load_weights
@@ -63,10 +64,11 @@ def load_causal_model(
 
     Raises StageError if the weights in the folder are incomplete, or do not match its config.
     """
-    model = load_weights(folder, "causal", sharding=sharding, dtype=dtype, attn_implementation=attention)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention, **_quantised(folder, lora, dtype)}
+    model = load_weights(folder, "causal", sharding=sharding, **options)
     if freeze_vision:
         _freeze_vision(model, folder)
-    return _prepare(model, "CAUSAL_LM", lora, gradient_checkpointing)
+    return _prepare(model, folder, "CAUSAL_LM", lora, gradient_checkpointing)
 
 
 def _freeze_vision(model: transformers.PreTrainedModel, folder: Path) -> None:
@@ -99,9 +101,8 @@ def load_scalar_model(
     trained_head = is_classifier(config)
     if trained_head and num_labels(config) != 1:
         raise StageError(f"{folder}: this classifier has several labels; a scalar model has one")
-    model = load_weights(
-        folder, "scalar", new_head=not trained_head, sharding=sharding, dtype=dtype, attn_implementation=attention
-    )
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention, **_quantised(folder, lora, dtype)}
+    model = load_weights(folder, "scalar", new_head=not trained_head, sharding=sharding, **options)
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear):
         raise StageError(f"{type(model).__name__} has no linear `score` head; scalar models of it are not supported")
@@ -110,7 +111,7 @@ def load_scalar_model(
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.mul_(head_factor)
-    return _prepare(model, "SEQ_CLS", lora, gradient_checkpointing)
+    return _prepare(model, folder, "SEQ_CLS", lora, gradient_checkpointing)
 
 
 def load_scalar_adapter(folder: Path, adapter: Path, *, dtype: torch.dtype, attention: str) -> PeftModel:
@@ -128,11 +129,27 @@ def _initialise_head(head: nn.Linear, seed: int) -> None:
         head.bias.zero_()
 
 
+def _quantised(folder: Path, lora: LoraConfig | None, dtype: torch.dtype) -> Mapping[str, Any]:
+    return {} if lora is None or lora.quantised is None else quantised_loading(folder, dtype)
+
+
 def _prepare(
-    model: transformers.PreTrainedModel, task: str, lora: LoraConfig | None, checkpointing: GradientCheckpointing
+    model: transformers.PreTrainedModel,
+    folder: Path,
+    task: str,
+    lora: LoraConfig | None,
+    checkpointing: GradientCheckpointing,
 ) -> transformers.PreTrainedModel | PeftModel:
     checkpoint_layers(model, checkpointing)
-    return model if lora is None else add_lora(model, lora, task)
+    if lora is None:
+        return model
+    if lora.quantised is not None:
+        require_same_values(model, folder)
+    adapted, dtype = add_lora(model, lora, task), model.dtype
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:  # peft takes the dtype of a layer, which packed ones do not show
+            parameter.data = parameter.data.to(dtype)
+    return adapted
 
 
 def save_model(

@@ -2,7 +2,7 @@
 
 Per training worker, of a model with P parameters of which T are trained, on n workers, with b bytes per weight:
 
-    weights      b P, divided by n at ZeRO stage 3
+    weights      b P, divided by n at ZeRO stage 3; in linear layers quantised to NF4 4 bits each, and a float32 for 64
     gradients    4 T (summed in float32), divided by n from stage 2 on
     optimizer    8 T for AdamW's two moments, and 4 T for the float32 weights that it updates wherever DeepSpeed keeps
                  a copy of them (bfloat16, or stage 1 and up), divided by n from stage 1 on; none of both on the device
@@ -31,6 +31,8 @@ from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.stages.base import HeldModel, StageConfig
 from rlhf_core.models.folders.caches import caches_all_tokens
 from rlhf_core.models.folders.folder import text_config
+
+_NF4_BYTES = 0.5 + 4 / 64  # of a weight: 4 bits, and its share of its block's float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,13 @@ class Shape:
         widths = attention + 3 * (self.hidden + self.intermediate)
         return self.layers * rank * widths
 
+    @property
+    def linear(self) -> int:
+        """Parameters in the linear layers of the blocks."""
+        head = self.hidden // self.heads
+        attention = 2 * self.hidden * head * (self.heads + self.key_value_heads)
+        return min(self.parameters, self.layers * (attention + 3 * self.hidden * self.intermediate))
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -98,6 +107,8 @@ def _of_model(held: HeldModel, shape: Shape) -> float:
     engine = held.engine
     workers = held.placement.workers / engine.tensor_parallel
     weights = _weights(engine, shape.parameters, workers)
+    if held.quantised:
+        weights = _weights(engine, shape.parameters - shape.linear, workers) + _NF4_BYTES * shape.linear
     if not held.trained:
         return weights
     trained, stage = shape.trained(held.adapter_rank) / engine.tensor_parallel, engine.sharding

@@ -141,7 +141,8 @@ def _can_share_base(config: RLConfig, role: str) -> bool:
     engines = config.engine_of(POLICY), config.engine_of(role)
     same_dtype = engines[0].dtype == engines[1].dtype
     # ZeRO 3 partitions each weight for one engine, which gathers and frees it as its own model runs.
-    return config.lora is not None and same_dtype and all(engine.sharding < 3 for engine in engines)
+    packed = config.quantised is not None  # while the others have whole weights
+    return config.lora is not None and not packed and same_dtype and all(engine.sharding < 3 for engine in engines)
 
 
 def _is_adapter_of(reward_model: Input, base: ArtifactRef) -> bool:

@@ -14,6 +14,7 @@ from rlhf_core.config.stages.loop import RoundConfig, RoundPromptsConfig
 from rlhf_core.config.stages.merging import MergeConfig, MergeModelsConfig
 from rlhf_core.config.stages.outputs import ArtifactConfig, ReportConfig
 from rlhf_core.config.stages.preference import PreferenceConfig
+from rlhf_core.config.stages.quantisation import QuantiseConfig
 from rlhf_core.config.stages.reward_models import ProcessRewardModelConfig, RewardModelConfig, RewardRegressionConfig
 from rlhf_core.config.stages.sampled import (
     BestOfNConfig,
@@ -71,6 +72,8 @@ _STAGES = (
           checks="rlhf_core.preflight.stages.rl:check"),
     Stage("merge", 2, MergeConfig, _only(Kind.POLICY), "rlhf_core.stages.merge:run",
           checks="rlhf_core.preflight.stages.merging:merge"),
+    Stage("quantise", 1, QuantiseConfig, _only(Kind.POLICY), "rlhf_core.stages.quantise:run",
+          checks="rlhf_core.preflight.stages.merging:quantise"),
     Stage("merge_models", 2, MergeModelsConfig, _only(Kind.POLICY), "rlhf_core.stages.merge_models:run",
           checks="rlhf_core.preflight.stages.merging:merge_models"),
     Stage("generate", 3, GenerateConfig, _only(Kind.DATASET), "rlhf_core.stages.generate:run", runs="actors",

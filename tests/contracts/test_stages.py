@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.contract import Input
+from rlhf_core.models.quantisation import write_rounded
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.stages.table import STAGES
 from rlhf_core.testing.stage import StageContract, StageRun
 from tests.rlhf_core.rl.torch_engine import torch_engine
+from tests.rlhf_core.stages.context import local_input
 from tests.rlhf_core.stages.supervised_runs import base_model, conversations, dataset, pairs
 
 pytestmark = pytest.mark.parts
@@ -51,6 +54,15 @@ class TestPretrainOfAnAdapter(StageContract):
 class TestSFT(StageContract):
     def make(self, folder: Path) -> StageRun:
         return stage_run(folder, "sft", conversations(24), ADAPTER | VALIDATION)
+
+
+@pytest.mark.endurance("chaos")
+class TestSFTOfAQuantisedBase(StageContract):
+    def make(self, folder: Path) -> StageRun:
+        write_rounded(base_model(folder / "whole").folder, folder / "rounded", "float32")
+        model = local_input(folder / "rounded", Kind.POLICY)
+        lora = {"lora": {"rank": 4, "dropout": 0.2, "quantised": "nf4"}}
+        return stage_run(folder, "sft", conversations(24), lora | VALIDATION, model=model)
 
 
 class TestPreference(StageContract):

@@ -20,7 +20,7 @@ from rlhf_core.config.rl.algorithms import AlgorithmConfig
 from rlhf_core.config.rl.asynchronous import AsynchronousConfig
 from rlhf_core.config.rl.critic import POLICY_START
 from rlhf_core.config.rl.keep import KeepConfig
-from rlhf_core.config.stages.base import EnginesConfig, HeldModel, JudgedBy, RowLimit
+from rlhf_core.config.stages.base import EnginesConfig, HeldModel, JudgedBy, Quantisation, RowLimit
 from rlhf_core.config.stages.checkpoint import CheckpointConfig
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.config.stages.validation import ValidationConfig, ValidationSet, path_of_set
@@ -257,8 +257,12 @@ class RLSettings(EnginesConfig, KeyedConfig):
         return (held,)
 
     def _trained(self, start: str, role: str, lora: LoraConfig | None) -> HeldModel:
-        rank = None if lora is None else lora.rank
-        return HeldModel(start, self.engine_of(role), self.placement, trained=True, adapter_rank=rank)
+        rank, quantised = (None, False) if lora is None else (lora.rank, lora.quantised is not None)
+        return HeldModel(start, self.engine_of(role), self.placement, True, adapter_rank=rank, quantised=quantised)
+
+    @property
+    def quantised(self) -> Quantisation | None:
+        return None if self.lora is None else self.lora.quantised
 
     @property
     def checkpoints(self) -> CheckpointConfig:

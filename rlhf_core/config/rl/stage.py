@@ -72,6 +72,16 @@ class RLConfig(RLSettings):
         return self
 
     @model_validator(mode="after")
+    def _base_may_be_quantised(self) -> RLConfig:
+        critic = self.settings.critic_settings
+        if critic is not None and critic.lora is not None and critic.lora.quantised is not None:
+            raise ValueError(f"{self.block}.critic.lora.quantised: only the policy's base is quantised; leave it out")
+        if self.quantised is not None and self.hybrid:
+            raise ValueError("lora.quantised: with hybrid the base would leave the device and return, which was not "
+                             "tested for packed weights; leave one of them out")  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
     def _policy_is_trained(self) -> RLConfig:
         critic = self.settings.critic_settings
         if critic is not None and critic.warmup_steps >= self.steps:

@@ -20,6 +20,8 @@ from rlhf_core.config.stages.checkpoint import CheckpointConfig
 # Merging a model in bfloat16 holds the weights in float32 and, while it saves, in bfloat16 again.
 MERGE_COPIES = 4.0
 
+Quantisation = Literal["nf4"]  # of the frozen base of an adapter
+
 
 @dataclass(frozen=True, slots=True)
 class RowLimit:
@@ -55,6 +57,7 @@ class HeldModel:
     placement: Placement
     trained: bool = False
     adapter_rank: int | None = None  # of the adapter that is trained; None: all weights are
+    quantised: bool = False  # the linear layers below an adapter are in 4 bits
 
 
 class StageConfig(Config):
@@ -77,6 +80,11 @@ class StageConfig(Config):
         """The target layers if the result is an adapter, which must be merged before it can be used as a model; else
         None.
         """
+        return None
+
+    @property
+    def quantised(self) -> Quantisation | None:
+        """Quantisation of the base of the adapter that is trained on its input `model`; None: none."""
         return None
 
     @property

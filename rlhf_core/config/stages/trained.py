@@ -31,7 +31,7 @@ from rlhf_core.config.numbers import (
     TrainedTokens,
     WeightDecay,
 )
-from rlhf_core.config.stages.base import HeldModel, NamedStageConfig, RowLimit, SeededConfig
+from rlhf_core.config.stages.base import HeldModel, NamedStageConfig, Quantisation, RowLimit, SeededConfig
 from rlhf_core.config.stages.checkpoint import CheckpointConfig
 from rlhf_core.config.stages.validation import SupervisedValidationConfig
 from rlhf_core.config.texts import NonEmpty
@@ -123,6 +123,12 @@ class LoraConfig(Config):
         "with it; needs a zero_stage below 3",
     )
 
+    quantised: Quantisation | None = since_default(
+        None,
+        description="quantisation of the frozen linear layers (QLoRA), arXiv:2305.14314: nf4 takes 4.5 bits a "
+        "weight in training; engines and merges get the dequantised values; needs a zero_stage below 3",
+    )
+
     @property
     def scaling(self) -> float:
         """Factor of the adapter's output."""
@@ -174,6 +180,15 @@ def require_adaptable(engine: EngineConfig, **adapters: LoraConfig | None) -> No
                 f"{name}.{setting} reads weights of the model beside their own layer, where zero_stage 3 has sharded "
                 "them; set engine.zero_stage 2, or leave it out"
             )
+        if adapter is None or adapter.quantised is None:
+            continue
+        if engine.zero_stage == 3:
+            raise ValueError(
+                f"{name}.quantised packs two weights into a byte, apart from their factors, which zero_stage 3 would "
+                "cut; set engine.zero_stage 2"
+            )
+        if engine.compiled:
+            raise ValueError(f"{name}.quantised was not tested with engine.compiled; leave one of them out")
 
 
 def require_same_ranks(engine: EngineConfig, others: Mapping[str, EngineConfig]) -> None:
@@ -320,7 +335,8 @@ class SupervisedConfig(SeededConfig, RanksConfig):
 
     def held_models(self) -> Sequence[Sequence[HeldModel]]:
         rank = None if self.adapter is None else self.adapter.rank
-        trained = HeldModel("model", self.engine, self.placement, trained=True, adapter_rank=rank)
+        quantised = self.quantised is not None
+        trained = HeldModel("model", self.engine, self.placement, True, adapter_rank=rank, quantised=quantised)
         frozen = [HeldModel(start, engine, self.placement) for start, engine in self.frozen_models.items()]
         return ((trained, *frozen),)
 
@@ -328,6 +344,10 @@ class SupervisedConfig(SeededConfig, RanksConfig):
     def adapter(self) -> LoraConfig | None:
         """Settings of the adapter that is trained; None: all weights are trained."""
         return None
+
+    @property
+    def quantised(self) -> Quantisation | None:
+        return None if self.adapter is None else self.adapter.quantised
 
     @property
     def keeps_best(self) -> bool:

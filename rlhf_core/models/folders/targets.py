@@ -5,9 +5,12 @@ Used before a run, for every available model, and by the job.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 from rlhf_core.config.stages.trained import LoraConfig
+from rlhf_core.models.folders.folder import text_config
+from rlhf_core.models.folders.remote_code import reads_images
 
 LANGUAGE_HEAD = "lm_head"
 _EMBEDDING = "embed_tokens"
@@ -68,6 +71,18 @@ def saved_problem(lora: LoraConfig, modules: Collection[str] | None, *, tied: bo
             _names(target, module) for target in lora.target_modules for module in named
         ):
             return f"lora.modules_to_save names {saved}, which lora.target_modules names too; leave it out of one"
+    return None
+
+
+def quantised_problem(settings: Mapping[str, Any]) -> str | None:
+    """Return the reason why a model's linear layers cannot be quantised; None if they can.
+
+    settings: its config.json.
+    """
+    if reads_images(settings):
+        return "models that read images are not quantised here; leave it out"
+    if "num_experts_per_tok" in text_config(settings):
+        return "most weights of this model are in stacked experts, which are not quantised; leave it out"
     return None
 
 

@@ -1,13 +1,15 @@
-"""Checks of merges: whether the models have the same shape and tokens."""
+"""Checks of merges: whether the models have the same shape and tokens; and of quantisation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from rlhf_core.config.stages.merging import MergeConfig, MergeModelsConfig
+from rlhf_core.config.stages.quantisation import QuantiseConfig
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.models.folders.folder import text_config
 from rlhf_core.models.folders.mixable import OTHER_TOKENIZER, mix_problem
+from rlhf_core.models.folders.targets import quantised_problem
 from rlhf_core.preflight.stages.context import CheckContext
 from rlhf_core.preflight.stages.tokens import same_tokens
 
@@ -17,6 +19,12 @@ def merge(config: MergeConfig, node: Draft, context: CheckContext) -> Iterator[s
     adapter = context.nodes[node.inputs["adapter"]]
     model, trained_on = context.models.get(node.name), context.models.get(adapter.name)
     if model is None or trained_on is None:
+        return
+    if adapter.config.quantised is not None and node.inputs["model"] != adapter.inputs["model"]:
+        yield (
+            f"{node.section}.model: `{adapter.name}` was trained on a quantised base, whose weights this model does "
+            "not have: leave it out, to merge into that one"
+        )
         return
     names = ["hidden_size", "num_hidden_layers"]
     if adapter.config.adapter_targets == "all-linear":
@@ -29,6 +37,16 @@ def merge(config: MergeConfig, node: Draft, context: CheckContext) -> Iterator[s
                 f"whose {name} is {adapted}: leave it out, to merge into that one"
             )
             return
+
+
+def quantise(config: QuantiseConfig, node: Draft, context: CheckContext) -> Iterator[str]:
+    """Yield the reason why the node's model cannot be quantised."""
+    model = context.models.get(node.name)
+    problem = None if model is None else quantised_problem(model.settings)
+    if problem is not None:
+        reader = node.name.removeprefix("quantised.")
+        setting = f"{node.section}.model" if reader == node.name else f"{reader}.lora.quantised"
+        yield f"{setting}: {problem}"
 
 
 def merge_models(config: MergeModelsConfig, node: Draft, context: CheckContext) -> Iterator[str]:

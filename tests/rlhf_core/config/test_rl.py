@@ -60,6 +60,15 @@ def test_adapters_that_vllm_cannot_serve_are_merged(kind: dict[str, Any]) -> Non
         RLConfig.model_validate({**COMMON, "lora": lora, "rollout": {**on_gpu, "serve_adapter": "adapter"}})
 
 
+def test_a_base_that_may_not_be_quantised() -> None:
+    quantised = {"rank": 2, "quantised": "nf4"}
+    with pytest.raises(ValidationError, match="with hybrid the base would leave the device and return"):
+        RLConfig.model_validate({**COMMON, "lora": quantised, "hybrid": True})
+    critic = {"optimizer": {"learning_rate": 1e-3}, "lora": quantised}
+    with pytest.raises(ValidationError, match=r"ppo\.critic\.lora\.quantised: only the policy's base is quantised"):
+        RLConfig.model_validate({**COMMON, "algorithm": "ppo", "ppo": {**GRPO, "critic": critic}})
+
+
 BROADCAST = {"max_length": 16, "transport": "collective"}
 
 

@@ -114,6 +114,17 @@ def test_adapters_that_read_sharded_weights_are_refused(kind: dict[str, Any]) ->
         SFTConfig.model_validate_json(text)
 
 
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [({"zero_stage": 3}, r"packs two weights into a byte, .* zero_stage 3 would cut; set engine\.zero_stage 2"),
+     ({"compiled": True}, "lora.quantised was not tested with engine.compiled; leave one of them out")],
+)  # fmt: skip
+def test_engines_that_cannot_have_a_quantised_base(engine: dict[str, Any], says: str) -> None:
+    settings = {"dataset": "d", "batch_size": 1, "max_length": 8, "optimizer": {"learning_rate": 1.0}}
+    with pytest.raises(ValidationError, match=says):
+        SFTConfig.model_validate({**settings, "lora": {"rank": 2, "quantised": "nf4"}, "engine": engine})
+
+
 def test_later_settings_of_adapters_keep_earlier_keys() -> None:
     assert result_settings(LoraConfig(rank=2)).keys() == {"rank", "alpha", "dropout", "target_modules"}
     settings = {"dataset": "d", "batch_size": 1, "max_length": 8, "optimizer": {"learning_rate": 1.0}}

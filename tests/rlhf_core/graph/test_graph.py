@@ -263,6 +263,17 @@ def test_an_adapter_is_merged_even_if_nothing_reads_it_unless_merge_is_off(tmp_p
     assert read["rl"]["model"] == "merge.sft"
 
 
+def test_a_quantised_base_is_rounded_before_its_adapter_is_trained_and_merged(tmp_path: Path) -> None:
+    overrides = (*FULL, "sft.lora={rank: 4, quantised: nf4}", "rl.lora={rank: 4, quantised: nf4}")
+    graph = edges(tmp_path, *overrides)
+    assert graph["quantised.sft"] == {"model": "pretrain"}
+    assert graph["sft"]["model"] == graph["merge.sft"]["model"] == "quantised.sft"
+    assert graph["quantised.rl"] == {"model": "merge.sft"}
+    assert graph["rl"]["model"] == graph["merge.rl"]["model"] == "quantised.rl"
+    drafts = build_graph(load(tmp_path, *overrides, "sft.engine.dtype=float32"), {})
+    assert [drafts[f"quantised.{name}"].config.model_dtype for name in ("sft", "rl")] == ["float32", "bfloat16"]
+
+
 def test_a_merge_of_one_s_own_takes_the_model_that_the_adapter_was_trained_on(tmp_path: Path) -> None:
     own = "merged={stage: merge, adapter: sft}"
     graph = edges(tmp_path, "pretrain=" + TRAIN, "sft=" + TRAIN, "sft.lora={rank: 4}", "merge=false", own)

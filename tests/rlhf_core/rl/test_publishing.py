@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError, WeightSyncError
+from rlhf_core.models.quantisation import write_rounded
 from rlhf_core.rl.hybrid import OwnDevices
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
@@ -22,6 +24,7 @@ from rlhf_core.rollout.transport.collective import Collective
 from rlhf_core.types import Prompt
 from tests.rlhf_core.rl.one_rank import rl_config, tiny_llama, trainer, trajectories, with_advantages
 from tests.rlhf_core.rl.torch_engine import TorchEngine
+from tests.rlhf_core.stages.context import local_input
 
 pytestmark = pytest.mark.parts
 
@@ -62,6 +65,20 @@ def test_each_transport_brings_the_same_tensors(model: Input, tmp_path: Path, se
         assert found[transport] == ours.digests()
         assert found[transport] != before == {n: tensor_digest(t) for n, t in weights_of(model).items()}
     assert found["collective"] == found["folder"]
+
+
+def test_engines_serve_the_values_that_a_quantised_base_is_multiplied_with(model: Input, tmp_path: Path) -> None:
+    write_rounded(model.folder, tmp_path / "base", "float32")
+    base = local_input(tmp_path / "base", Kind.POLICY)
+    config = rl_config("grpo", lora={"rank": 2, "quantised": "nf4"})
+    ours, _ = trainer(config, base, tmp_path / "run")
+    engine = TorchEngine(base.folder, max_length=8)
+    publisher = Publisher(config, ours, InlineEngines(engine), PROBE, OwnDevices())
+    publisher.start(0)
+    assert ours.digests() == {name: tensor_digest(tensor) for name, tensor in weights_of(base).items()}
+    updated(config, ours)
+    assert publisher.publish()["weight_difference"] < 1e-5
+    assert {tensor.name: tensor.digest for tensor in engine.served()} == ours.digests()
 
 
 def weights_of(model: Input) -> dict[str, Any]:

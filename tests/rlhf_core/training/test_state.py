@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from rlhf_core.config.base import Dtype
 from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
 from rlhf_core.errors import StageError
+from rlhf_core.models.quantisation import write_rounded
 from rlhf_core.packing import select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.metrics import StepMetrics
@@ -26,6 +28,8 @@ PARTS = [select(batch(), [0, 1]), select(batch(), [2, 3])]
 MUON = OptimizerConfig(name="muon", learning_rate=0.01)
 LORA = LoraConfig(rank=2, alpha=4.0)
 DORA = LoraConfig(rank=2, dora=True, rank_stabilised=True, modules_to_save=("norm",))
+
+QLORA = LORA.model_copy(update={"quantised": "nf4"})
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +55,19 @@ def steps(engine: DeepSpeedEngine, count: int) -> tuple[list[StepMetrics], dict[
         (0, "float32", MUON, None),
         (1, "float32", OPTIMIZER, LORA),
         (2, "bfloat16", OPTIMIZER, DORA),
+        (2, "bfloat16", OPTIMIZER, QLORA),
         (3, "float32", MUON, None),
         (3, "bfloat16", OPTIMIZER, None),
     ],
 )
 @pytest.mark.slow("trains under DeepSpeed three times")
 def test_restored_equals_kept(
-    folder: Path, stage: int, dtype: str, optimizer: OptimizerConfig, lora: LoraConfig | None
+    folder: Path, tmp_path: Path, stage: int, dtype: Dtype, optimizer: OptimizerConfig, lora: LoraConfig | None
 ) -> None:
+    if lora is not None and lora.quantised:
+        write_rounded(folder, tmp_path, dtype)
+        folder = tmp_path
+
     def engine() -> DeepSpeedEngine:
         torch.manual_seed(0)  # of the adapter's matrices
         return build(folder, optimizer=optimizer, lora=lora, zero_stage=stage, dtype=dtype)
