@@ -139,7 +139,7 @@ def _activations(engine: EngineConfig, shape: Shape, placement: Placement) -> fl
 
 
 def _of_engine(rollout: RolloutEngineConfig, shape: Shape, dtype: Dtype) -> float:
-    spread = rollout.gpus_of_engine
+    spread = rollout.workers_per_engine
     of_token = 2.0 * shape.layers * shape.key_value_heads * shape.head * DTYPE_BYTES[dtype]
     cache = rollout.cache_bytes(of_token * rollout.max_length, of_all_tokens=shape.caches_all_tokens)
     return (DTYPE_BYTES[dtype] * shape.parameters + cache) / spread

@@ -176,7 +176,7 @@ class RLWorker(SnapshotWorker):
             raise StageError("rollout.transport is collective, over NCCL, and this process has no GPU; set folder")
         self._store = host_store(own_host())
         address = f"{own_host()}:{self._store.port}"
-        return Collective(address, backend, engines, self._config.rollout.gpus_of_engine)
+        return Collective(address, backend, engines, self._config.rollout.workers_per_engine)
 
     def send_weights(self, source: WeightSource, transport: Transport, manifest: WeightManifest) -> dict[str, str]:
         """Send the weights to serve; return their digests on rank 0. Every rank must call it."""

@@ -73,6 +73,7 @@ class ServedTensor:
     published: str  # the published tensor that it should equal
     digest: str  # digest.tensor_digest of its values
     read_back: bool = True  # False: the layout cannot be read; the digest is of the received values
+    rank: int | None = None  # of the engine's worker that serves this digest, if its others serve another
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,23 +24,31 @@ _NAMED = 8  # tensors that an error names; the others are counted
 
 
 @dataclass(frozen=True, slots=True)
-class GivenMatrix:
-    """Digests of a published weight, and of a sample of its columns.
+class GivenColumns:
+    """Digest of a sample of the columns of a published weight.
 
     k of n columns are drawn for each publish: m wrong columns are missed with probability C(n-m, k) / C(n, k), at most
     (1 - m/n)^k. Stale or exchanged weights, wrong almost everywhere, are always detected; a single wrong element is
     detected in a share k/n of the publishes.
     """
 
-    digest: str  # of the whole weight
-    columns: Tensor  # their indices
-    columns_digest: str
+    indices: Tensor
+    digest: str
 
     @classmethod
-    def of(cls, weight: Tensor, dtype: torch.dtype, seed: int) -> GivenMatrix:
-        """Digest `weight`, (out, in), and columns drawn from seed and width only. dtype: of the served weight."""
-        columns = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed))[:SAMPLED_COLUMNS]
-        return cls(tensor_digest(weight), columns, tensor_digest(weight[:, columns].to(dtype)))
+    def of(cls, weight: Tensor, seed: int) -> GivenColumns:
+        """Digest columns of `weight`, (out, in), drawn from seed and width only."""
+        indices = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed))[:SAMPLED_COLUMNS]
+        return cls(indices, tensor_digest(weight[:, indices]))
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTensor:
+    """What a worker of an engine remembers of a published tensor, to recognise its share of it."""
+
+    digest: str  # of the whole
+    shard_digest: str  # of its shard, in the dtype in which it is served
+    columns: GivenColumns | None = None  # of its shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,8 @@ def _wrong_tensors(answer: ProbeAnswer, expected: Expected, before: Expected | N
 
 
 def _label(tensor: ServedTensor) -> str:
-    return tensor.name if tensor.name == tensor.published else f"{tensor.name} (tied to {tensor.published})"
+    tied = "" if tensor.name == tensor.published else f" (tied to {tensor.published})"
+    return f"{tensor.name}{tied}{'' if tensor.rank is None else f' on rank {tensor.rank}'}"
 
 
 def _origin(tensor: ServedTensor, expected: Expected, before: Expected | None) -> str:

@@ -118,21 +118,21 @@ class RolloutEngineConfig(TypedConfig):
     )
     cpus_per_engine: CPUs = operational(1.0, description="CPUs that Ray reserves")
     gpus_per_engine: GPUs = operational(0.0, description="GPUs that Ray reserves")
-    threads: Threads = operational(0, description="0: as many as the reserved CPUs")
+    threads: Threads = operational(0, description="threads of each worker of an engine; 0: its share of the CPUs")
 
     @classmethod
     def table(cls) -> Table[EngineEntry]:
         return ENGINES
 
     @property
-    def gpus_of_engine(self) -> int:
-        """GPUs that share the model of one engine; 1 on CPU too."""
+    def workers_per_engine(self) -> int:
+        """Processes that share the model of one engine, each with a GPU or some of the CPUs."""
         return 1
 
     @property
     def num_threads(self) -> int:
-        """Threads of each engine."""
-        return self.threads or max(1, math.ceil(self.cpus_per_engine))
+        """Threads of each worker of an engine."""
+        return self.threads or max(1, math.ceil(self.cpus_per_engine / self.workers_per_engine))
 
     @property
     def merges_adapters(self) -> bool:
@@ -154,8 +154,12 @@ class VllmEngineConfig(RolloutEngineConfig):
     """vLLM engines, the default. `max_length` bounds prompt plus completion."""
 
     type: Literal["vllm"] = since_default("vllm")
-    tensor_parallel_size: Parallel = operational(1, description="GPUs that share each layer of one engine")
-    pipeline_parallel_size: Parallel = operational(1, description="GPUs that share the layers of one engine")
+    tensor_parallel_size: Parallel = operational(
+        1, description="GPUs that share each layer of one engine; processes without GPUs"
+    )
+    pipeline_parallel_size: Parallel = operational(
+        1, description="GPUs that share the layers of one engine; processes without GPUs"
+    )
     memory_share: PositiveShare = operational(
         0.9,
         description="share of each GPU's memory for weights and key-value cache; under rl.hybrid while the engine is "
@@ -177,12 +181,14 @@ class VllmEngineConfig(RolloutEngineConfig):
 
     @model_validator(mode="after")
     def _engines_have_their_gpus(self) -> VllmEngineConfig:
-        spread = self.gpus_of_engine
-        if spread > 1 and self.gpus_per_engine != spread:
+        spread = self.workers_per_engine
+        on_cpus = not self.gpus_per_engine and self.cpus_per_engine >= spread
+        if spread > 1 and self.gpus_per_engine != spread and not on_cpus:
             raise ValueError(
                 f"tensor_parallel_size={self.tensor_parallel_size} x pipeline_parallel_size="
                 f"{self.pipeline_parallel_size} spreads each engine over {spread} GPUs, but gpus_per_engine is "
-                f"{self.gpus_per_engine:g}; set it to {spread}"
+                f"{self.gpus_per_engine:g}; set it to {spread}, or, without GPUs, to 0 and cpus_per_engine to {spread} "
+                "or more"
             )
         if spread == 1 and self.gpus_per_engine > 1:
             raise ValueError(
@@ -192,7 +198,7 @@ class VllmEngineConfig(RolloutEngineConfig):
         return self
 
     @property
-    def gpus_of_engine(self) -> int:
+    def workers_per_engine(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def cache_bytes(self, of_sequence: float, *, of_all_tokens: bool) -> float:

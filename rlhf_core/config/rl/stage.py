@@ -159,7 +159,7 @@ class RLConfig(RLSettings):
                 "hybrid: weights that workers share (engine.tensor_parallel) were not tested on devices that engines "
                 "use too; leave one of them out"
             )
-        if rollout.gpus_of_engine > 1:
+        if rollout.workers_per_engine > 1:
             raise ValueError("hybrid: an engine shares one worker's device, but rollout spreads each over several GPUs")
         if placement.workers != rollout.engines:
             raise ValueError(

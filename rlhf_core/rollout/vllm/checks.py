@@ -31,7 +31,7 @@ def problems(
     """
     if not engine.gpus_per_engine:
         yield from problems_on_cpu(settings, engine, dtype)
-    if engine.gpus_of_engine > 1:
+    if engine.workers_per_engine > 1:
         yield from split_problems(class_settings, engine)
 
 
@@ -46,8 +46,9 @@ def problems_on_cpu(config: Mapping[str, Any], rollout: VllmEngineConfig, dtype:
             f"the model's attention heads have size {size}; on CPU vLLM serves "
             f"{', '.join(map(str, CPU_HEAD_SIZES))}: take another model, or set rollout.gpus_per_engine"
         )
-    needed = _cache_bytes(config, rollout.max_length, dtype or "bfloat16")
-    if needed is not None and needed > int(rollout.cpu_cache_gib * _GIB):
+    needed = _cache_bytes(config, rollout, dtype or "bfloat16")
+    if needed is not None and needed > _largest_cache(rollout):
+        needed *= rollout.workers_per_engine
         yield (
             f"rollout.cpu_cache_gib={rollout.cpu_cache_gib:g} has no room for one sequence of rollout.max_length="
             f"{rollout.max_length} tokens, whose keys and values are {needed / _GIB:.3g} GiB of this model: raise it"
@@ -55,17 +56,21 @@ def problems_on_cpu(config: Mapping[str, Any], rollout: VllmEngineConfig, dtype:
 
 
 def cpu_cache_bytes(config: Mapping[str, Any], rollout: VllmEngineConfig, dtype: Dtype) -> int:
-    """Return the size of an engine's key-value cache on CPU, which is allocated and written at the start.
+    """Return the size of the key-value cache of each worker of an engine on CPU, allocated and written at the start.
 
-    At most cpu_cache_gib, and no more than the engine's sequences can fill.
+    At most its share of cpu_cache_gib, and no more than the engine's sequences can fill.
     """
-    largest = int(rollout.cpu_cache_gib * _GIB)
-    filled = _cache_bytes(config, rollout.max_length, dtype, rollout.max_sequences)
-    return largest if filled is None else min(filled, largest)
+    filled = _cache_bytes(config, rollout, dtype, rollout.max_sequences)
+    return _largest_cache(rollout) if filled is None else min(filled, _largest_cache(rollout))
+
+
+def _largest_cache(rollout: VllmEngineConfig) -> int:
+    """Return the most bytes of one worker's key-value cache on CPU."""
+    return int(rollout.cpu_cache_gib * _GIB) // rollout.workers_per_engine
 
 
 def split_problems(settings: Mapping[str, Any], rollout: VllmEngineConfig) -> Iterator[str]:
-    """Yield the reasons why the GPUs of one engine cannot share the model.
+    """Yield the reasons why the workers of one engine cannot share the model.
 
     settings: its config.json, or its class's settings; missing ones are not checked.
     """
@@ -107,8 +112,9 @@ def _head_size(config: Mapping[str, Any]) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _cache_bytes(config: Mapping[str, Any], max_length: int, dtype: Dtype, sequences: int = 1) -> int | None:
-    """Return the minimum cache on CPU for this number of sequences; with less than for one, vLLM does not start.
+def _cache_bytes(config: Mapping[str, Any], rollout: VllmEngineConfig, dtype: Dtype, sequences: int = 1) -> int | None:
+    """Return the minimum cache of one worker on CPU for this number of sequences; with less than for one, vLLM does
+    not start.
 
     None if the model does not cache all tokens, or its config is incomplete.
     """
@@ -120,5 +126,7 @@ def _cache_bytes(config: Mapping[str, Any], max_length: int, dtype: Dtype, seque
     if not isinstance(layers, int) or not isinstance(kv_heads, int) or size is None:
         return None
     # The engine needs one token more than max_length, and keeps one block empty.
-    blocks = sequences * -(-(max_length + 1) // CPU_BLOCK_TOKENS) + 1
-    return blocks * CPU_BLOCK_TOKENS * layers * 2 * kv_heads * size * DTYPE_BYTES[dtype]
+    blocks = sequences * -(-(rollout.max_length + 1) // CPU_BLOCK_TOKENS) + 1
+    layers_of_worker = -(-layers // rollout.pipeline_parallel_size)
+    heads_of_worker = max(1, kv_heads // rollout.tensor_parallel_size)
+    return blocks * CPU_BLOCK_TOKENS * layers_of_worker * 2 * heads_of_worker * size * DTYPE_BYTES[dtype]

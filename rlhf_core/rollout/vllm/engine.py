@@ -18,6 +18,7 @@ from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.safetensors_file import read_shapes
 from rlhf_core.models.weights import require_fit
 from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, ServedTensor
+from rlhf_core.rollout.shards import joined
 from rlhf_core.rollout.transport.base import Transport, WeightManifest
 from rlhf_core.rollout.transport.folder import SharedFolder
 from rlhf_core.rollout.vllm.outputs import Partial, chosen
@@ -64,6 +65,9 @@ class VllmEngine(RolloutEngine):
             gc.freeze()
             self._set_num_threads = torch.set_num_threads  # on CPU, vLLM replaces it by a no-op
             self._llm: Any = LLM(str(folder), **arguments)
+        if self._config.workers_per_engine > 1:
+            self._llm.collective_rpc("prepare", args=(self._config.compiled,))
+            self.logprobs([[0]])  # vLLM does not report a worker that fails: the start has a deadline
         self._llm.collective_rpc("free_memory")
 
     @property
@@ -251,12 +255,12 @@ class VllmEngine(RolloutEngine):
         """Read back the weights that vLLM computes with; with `lora` the adapter's, if one was published.
 
         Packed weights are read in full for every version that `read_back_every` divides, for others a few columns of
-        each. Layers that are split over several GPUs or quantised cannot be read: their digests are of received values.
+        each. Layers that are quantised, or of an unknown layout, cannot be read: their digests are of received values.
+        Raises WeightSyncError if workers that share a tensor do not have all of it.
         """
         self._require("awake")
         whole = self._version % self._config.read_back_every == 0
-        answers: list[list[ServedTensor]] = self._llm.collective_rpc("served_tensors", args=(whole,))
-        return tuple(sorted({tensor for answer in answers for tensor in answer}, key=lambda tensor: tensor.name))
+        return joined(self._llm.collective_rpc("served_tensors", args=(whole,)))
 
     def sleep(self, *, keep_weights: bool) -> None:
         """Release the device, except vLLM's own context, and drop cached prefixes.

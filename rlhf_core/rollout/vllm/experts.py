@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -12,6 +12,8 @@ from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+from rlhf_core.rollout.shards import Shard
 
 _PLAIN_BACKENDS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
 _DIGIT = 128  # integers up to it are exact in every weight dtype
@@ -51,16 +53,22 @@ def forget_kernels(model: nn.Module) -> None:
             layer.quant_method.moe_kernel = None
 
 
-def expert_weights(name: str, layer: Any) -> Iterator[tuple[list[str], Callable[[], Tensor]]]:
-    """Yield the names of each expert's published tensors, of equal heights, and a function that reads them stacked.
+def expert_weights(
+    name: str, layer: Any, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[list[str], list[Shard], Callable[[], Tensor]]]:
+    """Yield the names of each expert's published tensors, this worker's shards of them, and a function that reads these
+    stacked.
 
-    Yields nothing if the layer is split over GPUs, quantised, or of an unknown layout.
+    shapes: of the published tensors. Yields nothing if workers share the experts one by one, or if these are quantised,
+    or of an unknown layout.
     """
     parallel = layer.moe_config.moe_parallel_config
-    if parallel.tp_size > 1 or parallel.use_ep or not isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
+    if parallel.use_ep or not isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
         return
     if not layer.moe_config.is_act_and_mul or not _layout_is_known(layer):
         return
+    width, rank = _width(layer), layer.moe_config.tp_rank
+    held, total = (rank * width, (rank + 1) * width), width * parallel.tp_size
     parent = name.rpartition(".")[0]  # vLLM has the experts one level below the published module
     for expert in range(layer.local_num_experts):
         prefix = f"{parent}.{expert}."
@@ -68,8 +76,10 @@ def expert_weights(name: str, layer: Any) -> Iterator[tuple[list[str], Callable[
             f"{prefix}{part}.weight"
             for part in (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
         )
-        yield [gate, up], partial(_gate_and_up, layer, expert)
-        yield [down], partial(_down, layer, expert)
+        if all(shapes.get(each, ())[:1] == (total,) for each in (gate, up)):
+            yield [gate, up], [Shard(0, total, (held,))] * 2, partial(_gate_and_up, layer, expert)
+        if shapes.get(down, ())[1:] == (total,):
+            yield [down], [Shard(1, total, (held,))], partial(_down, layer, expert)
 
 
 def _gate_and_up(layer: Any, expert: int) -> Tensor:
@@ -84,7 +94,7 @@ def _down(layer: Any, expert: int) -> Tensor:
 
 
 def _width(layer: Any) -> int:
-    """Return the width of an expert's hidden layer, which the engine may pad with zeros."""
+    """Return the width of this worker's share of an expert's hidden layer, which the engine may pad with zeros."""
     return int(layer.moe_config.intermediate_size_per_partition_unpadded)
 
 

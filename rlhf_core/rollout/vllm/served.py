@@ -18,7 +18,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.platforms import current_platform
 
 from rlhf_core.rollout.digest import tensor_digest
+from rlhf_core.rollout.shards import Shard
 from rlhf_core.rollout.vllm.experts import expert_weights, experts_of
+from rlhf_core.rollout.vllm.sharding import factor_shard, shards_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -33,16 +35,17 @@ class ServedLayer:
 
     names: list[str]  # in the engine
     published: list[str]  # the published tensors that they should equal
-    rows: list[int]  # of each
+    shards: list[Shard]  # of these, which this worker holds
+    rows: list[int]  # of each shard
     read: Callable[[], Tensor]  # (all rows, ...): the values in use
     read_columns: Callable[[Tensor], Tensor] | None = None  # of a packed weight, which is expensive to read in full
 
-    def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
-        """Yield (name in the engine, published name, values)."""
-        yield from zip(self.names, self.published, self.read().split(self.rows), strict=True)
+    def tensors(self) -> Iterator[tuple[str, str, Shard, Tensor]]:
+        """Yield (name in the engine, published name, shard, values)."""
+        yield from zip(self.names, self.published, self.shards, self.read().split(self.rows), strict=True)
 
     def digest_columns(self, columns: Tensor, dtype: torch.dtype) -> list[str]:
-        """Return the digest of these columns of each published tensor, as served."""
+        """Return the digest of these columns of the shard of each published tensor, as served."""
         assert self.read_columns is not None
         return [tensor_digest(part.to(dtype)) for part in self.read_columns(columns).split(self.rows)]
 
@@ -59,16 +62,20 @@ def served_layers(model: nn.Module, shapes: Shapes, *, tied: bool) -> Iterator[S
             names = [f"{part}.{leaf}" for part in _parts(module, packed)]
             published = [embedding] if tied and names == [_HEAD] else names
             if all(name in shapes for name in published):
-                rows = [shapes[name][0] for name in published]
+                sizes = [shapes[name] for name in published]
+                shards = shards_of(layer, leaf, sizes)
+                if shards is None:
+                    continue
+                rows = [s.length if s.axis == 0 else size[0] for s, size in zip(shards, sizes, strict=True)]
                 if leaf == "weight" and _is_packed(layer):
                     read_columns = partial(_computed_with, layer, sum(rows))
-                    yield ServedLayer(names, published, rows, read_columns, read_columns)
+                    yield ServedLayer(names, published, shards, rows, read_columns, read_columns)
                 elif (read := _reader(layer, leaf, sum(rows))) is not None:
-                    yield ServedLayer(names, published, rows, read)
+                    yield ServedLayer(names, published, shards, rows, read)
     for module, layer in experts_of(model):
-        for names, read in expert_weights(module, layer):
-            if all(name in shapes for name in names):
-                yield ServedLayer(names, names, [shapes[name][0] for name in names], read)
+        for names, shards, read in expert_weights(module, layer, shapes):
+            rows = [s.length if s.axis == 0 else shapes[n][0] for n, s in zip(names, shards, strict=True)]
+            yield ServedLayer(names, names, shards, rows, read)
 
 
 def _parts(module: str, packed: Mapping[str, list[str]]) -> list[str]:
@@ -78,7 +85,7 @@ def _parts(module: str, packed: Mapping[str, list[str]]) -> list[str]:
 
 
 def _reader(layer: nn.Module, leaf: str, rows: int) -> Callable[[], Tensor] | None:
-    """Return a function that reads the layer; None if it is split over GPUs, quantised, or of an unknown layout."""
+    """Return a function that reads this worker's shard of the layer; None if it is quantised or has fewer rows."""
     if leaf == "weight" and isinstance(layer, LinearBase | VocabParallelEmbedding) and not _is_plain(layer):
         return None
     values: Any = getattr(layer, leaf, None)
@@ -88,9 +95,8 @@ def _reader(layer: nn.Module, leaf: str, rows: int) -> Callable[[], Tensor] | No
 
 
 def _is_plain(layer: LinearBase | VocabParallelEmbedding) -> bool:
-    """Return whether the layer is neither split over GPUs nor quantised."""
-    unquantised = isinstance(layer.quant_method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod)
-    return unquantised and layer.tp_size == 1
+    """Return whether the layer is not quantised."""
+    return isinstance(layer.quant_method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod)
 
 
 def _is_packed(layer: nn.Module) -> bool:
@@ -104,15 +110,21 @@ def _computed_with(layer: Any, rows: int, columns: Tensor | None = None) -> Tens
     On CPU the layer computes with a packed copy, and the plain weight may be freed. The output for a one-hot input is a
     column of the weight to the bit: nothing is rounded.
     """
-    width = layer.input_size if isinstance(layer, LinearBase) else layer.embedding_dim
-    one_hot = torch.eye(width, dtype=layer.params_dtype if isinstance(layer, LinearBase) else layer.weight.dtype)
+    if isinstance(layer, LinearBase):
+        width, dtype = getattr(layer, "input_size_per_partition", layer.input_size), layer.params_dtype
+    else:
+        width, dtype = layer.embedding_dim, layer.weight.dtype
+    one_hot = torch.eye(width, dtype=dtype)
     selected = one_hot if columns is None else one_hot[columns]
     return torch.cat([layer.quant_method.apply(layer, inputs, None) for inputs in selected.split(_COLUMNS)]).T[:rows]
 
 
 @torch.inference_mode()
-def served_adapter(worker: Any, given: Mapping[str, Tensor], scaling: float) -> Iterator[tuple[str, Tensor | None]]:
-    """Yield each LoRA factor of `given` as in the active adapter; None if it is split over GPUs or missing.
+def served_adapter(
+    worker: Any, given: Mapping[str, Tensor], scaling: float
+) -> Iterator[tuple[str, Shard, Tensor | None]]:
+    """Yield each LoRA factor of `given` with this worker's shard of it, as in the active adapter; None if it is missing
+    or of an unknown layout.
 
     scaling: vLLM multiplies it into `lora_B`. A factor whose served values match is returned as given.
     """
@@ -121,22 +133,24 @@ def served_adapter(worker: Any, given: Mapping[str, Tensor], scaling: float) -> 
     packed: Mapping[str, list[str]] = manager.packed_modules_mapping
     for name, values in given.items():
         module, factor, _ = name.removeprefix("base_model.model.").rsplit(".", 2)
-        layer, part = _adapted(manager.modules, module, packed)
-        if layer is None or layer.tp_size > 1:
-            yield name, None
+        layer, index = _adapted(manager.modules, module, packed)
+        shard = None if layer is None else factor_shard(layer.base_layer, index, factor, values.shape)
+        if layer is None or shard is None:
+            yield name, Shard.whole(values.shape[0]), None
             continue
-        stacked = (layer.lora_a_stacked if factor == "lora_A" else layer.lora_b_stacked)[part]
-        served = stacked[slot, 0, : values.shape[0], : values.shape[1]]
-        expected = values.to(served.dtype) * (1.0 if factor == "lora_A" else scaling)
-        yield name, values if torch.equal(served.cpu(), expected) else served
+        stacked = (layer.lora_a_stacked if factor == "lora_A" else layer.lora_b_stacked)[index or 0]
+        held = shard.of(values)
+        served = stacked[slot, 0, : held.shape[0], : held.shape[1]]
+        expected = held.to(served.dtype) * (1.0 if factor == "lora_A" else scaling)
+        yield name, shard, values if torch.equal(served.cpu(), expected) else served
 
 
-def _adapted(modules: Mapping[str, Any], module: str, packed: Mapping[str, list[str]]) -> tuple[Any, int]:
+def _adapted(modules: Mapping[str, Any], module: str, packed: Mapping[str, list[str]]) -> tuple[Any, int | None]:
     """Return the layer that serves the adapter of `module`, or None, and the index of `module` in a fused layer."""
     if module in modules:
-        return modules[module], 0
+        return modules[module], None
     parent, _, leaf = module.rpartition(".")
     for fused, parts in packed.items():
         if leaf in parts and (layer := modules.get(".".join(filter(None, (parent, fused))))) is not None:
             return layer, parts.index(leaf)
-    return None, 0
+    return None, None

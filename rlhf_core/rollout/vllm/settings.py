@@ -37,7 +37,7 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
     set_vllm_environment()
     from vllm.platforms import current_platform
 
-    split = split_problems(settings_of(class_config(folder)), config) if config.gpus_of_engine > 1 else iter(())
+    split = split_problems(settings_of(class_config(folder)), config) if config.workers_per_engine > 1 else iter(())
     if problem := next(split, None):
         raise ValueError(problem)
     arguments: dict[str, Any] = {
@@ -50,7 +50,7 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
         "max_num_seqs": config.max_sequences,
         "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": config.pipeline_parallel_size,
-        "distributed_executor_backend": "uni" if config.gpus_of_engine == 1 else "mp",
+        "distributed_executor_backend": "uni" if config.workers_per_engine == 1 else "mp",
         "enable_prefix_caching": config.prefix_caching,
         "enforce_eager": not config.compiled,
         "logprobs_mode": "processed_logprobs",

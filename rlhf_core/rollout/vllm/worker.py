@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
 from rlhf_core.models.safetensors_file import read_safetensors, read_shapes
 from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engine import ServedTensor
-from rlhf_core.rollout.proof import GivenMatrix
-from rlhf_core.rollout.transport.base import Transport, WeightManifest, take_all
+from rlhf_core.rollout.proof import GivenColumns, GivenTensor
+from rlhf_core.rollout.shards import ServedShard, Shard
+from rlhf_core.rollout.transport.base import Transport, WeightManifest, Weights, take_all
 from rlhf_core.rollout.vllm.experts import choose_kernels_as_without_adapters, forget_kernels
 from rlhf_core.rollout.vllm.memory import drop_packed_embeddings, empty_cache
 from rlhf_core.rollout.vllm.served import ServedLayer, served_adapter, served_layers
@@ -33,38 +35,58 @@ if current_platform.is_cpu():  # this module is imported in each worker before i
 class PublishedWeights:
     """A mixin of a vLLM worker, which has `reload_weights`, `model_runner` and `model_config`."""
 
+    _given: Mapping[str, GivenTensor] = {}  # tensors that it packs or shares with other workers, as received last
+    _given_before: Mapping[str, GivenTensor] = {}
     _unread_digests: dict[str, str]  # of received tensors that cannot be read back
-    _given: Mapping[str, GivenMatrix] = {}  # the tensors that the engine packs; empty before a publish
     _given_adapter: dict[str, Tensor]
     _adapter_scaling: float
+
+    def prepare(self, compiled: bool) -> None:
+        """Make ready to compute, after the start. compiled: as configured."""
+        worker: Any = self
+        runner = worker.model_runner
+        if not compiled:
+            torch.compiler.set_stance("force_eager")
+        if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+            # A later stage of a pipeline receives into this buffer, which vLLM allocates only in the warm-up that a
+            # given cache size skips on CPU. Without it, this stage fails, and vLLM does not report that.
+            runner.intermediate_tensors = runner.get_model().make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=worker.model_config.dtype, device=runner.device
+            )
 
     def load_published(self, transport: Transport, manifest: WeightManifest) -> None:
         """Replace the served tensors by those received from `transport`."""
         worker: Any = self
         model = worker.model_runner.get_model()
         layers = list(self._served_layers())
-        packed = {name for layer in layers if layer.read_columns for name in layer.published}
-        readable = _readable(layers)
-        given: dict[str, GivenMatrix] = {}
-        unread: dict[str, str] = {}
-
-        def recorded() -> Iterator[tuple[str, Tensor]]:
-            """Yield the received tensors, and record the digests that the proof needs."""
-            for name, tensor in transport.receive(manifest, worker.rank):
-                if name in packed:
-                    given[name] = GivenMatrix.of(tensor, worker.model_config.dtype, seed=manifest.version)
-                elif name not in readable:
-                    unread[name] = tensor_digest(tensor)
-                yield name, tensor
-
         if current_platform.is_cpu():
             forget_kernels(model)
-        weights = recorded()
+        weights = self._recorded(transport.receive(manifest, worker.rank), layers, manifest.version)
         worker.reload_weights(weights_iterator=weights)
         take_all(weights)
         if current_platform.is_cpu():
             repack_heads(model)
-        self._given, self._unread_digests = given, unread
+
+    def _recorded(self, weights: Weights, layers: Sequence[ServedLayer], version: int) -> Weights:
+        """Yield `weights`, and record the digests that the proof needs."""
+        worker: Any = self
+        dtype = worker.model_config.dtype  # some layers keep a bias in float32
+        packed = {name for layer in layers if layer.read_columns for name in layer.published}
+        shards = {name: shard for layer in layers for name, shard in zip(layer.published, layer.shards, strict=True)}
+        readable = _readable(layers)
+        given: dict[str, GivenTensor] = {}
+        unread: dict[str, str] = {}
+        for name, tensor in weights:
+            if name in packed or (name in shards and not shards[name].is_whole):
+                share = shards[name].of(tensor).to(dtype)
+                columns = GivenColumns.of(share, version) if name in packed else None
+                digest = tensor_digest(tensor)
+                same = shards[name].is_whole and tensor.dtype == dtype
+                given[name] = GivenTensor(digest, digest if same else tensor_digest(share), columns)
+            elif name not in readable:
+                unread[name] = tensor_digest(tensor)
+            yield name, tensor
+        self._given, self._given_before, self._unread_digests = given, self._given, unread
 
     def free_memory(self) -> None:
         """Free unused memory on CPU, where other processes share it.
@@ -84,8 +106,8 @@ class PublishedWeights:
         rank = settings["r"]
         self._adapter_scaling = settings["lora_alpha"] / (math.sqrt(rank) if settings["use_rslora"] else rank)
 
-    def served_tensors(self, whole: bool) -> list[ServedTensor]:
-        """Return the tensors of this worker's share of the model; with adapters, of the adapter, if one is loaded.
+    def served_tensors(self, whole: bool) -> list[ServedShard]:
+        """Return this worker's shards of the model's tensors; with adapters, of those of the adapter, if one is loaded.
 
         whole: read packed weights back in full. Otherwise a weight counts as received if a few of its columns do.
         """
@@ -96,29 +118,50 @@ class PublishedWeights:
                 return []
             served = served_adapter(self, given, self._adapter_scaling)
             return [
-                ServedTensor(name, name, tensor_digest(given[name] if values is None else values), values is not None)
-                for name, values in served
+                ServedShard(
+                    ServedTensor(
+                        name, name, tensor_digest(given[name] if values is None else values), values is not None
+                    ),
+                    shard,
+                )
+                for name, shard, values in served
             ]
-        dtype = worker.model_config.dtype  # some layers keep a bias in float32
         layers = list(self._served_layers())
         if not hasattr(self, "_unread_digests"):  # before the first publish, it serves its initial weights
-            readable = _readable(layers)
-            initial = read_safetensors(Path(worker.model_config.model))
-            self._unread_digests = {name: tensor_digest(t.to(dtype)) for name, t in initial if name not in readable}
+            dtype, initial = worker.model_config.dtype, read_safetensors(Path(worker.model_config.model))
+            known = {
+                name for layer in layers for name, s in zip(layer.published, layer.shards, strict=True) if s.is_whole
+            }
+            unknown = ((name, tensor.to(dtype)) for name, tensor in initial if name not in known)
+            take_all(self._recorded(unknown, layers, version=0))
         return [
-            *(tensor for layer in layers for tensor in self._read_back(layer, dtype, whole)),
-            *(ServedTensor(n, n, digest, False) for n, digest in self._unread_digests.items()),
+            *(shard for layer in layers for shard in self._read_back(layer, whole)),
+            *(
+                ServedShard(ServedTensor(n, n, digest, read_back=False), Shard.whole(1))
+                for n, digest in self._unread_digests.items()
+            ),
         ]
 
-    def _read_back(self, layer: ServedLayer, dtype: torch.dtype, whole: bool) -> list[ServedTensor]:
-        if not whole and layer.read_columns and self._given:
-            given = [self._given[name] for name in layer.published]
-            if layer.digest_columns(given[0].columns, dtype) == [each.columns_digest for each in given]:
-                return [
-                    ServedTensor(name, published, each.digest)
-                    for name, published, each in zip(layer.names, layer.published, given, strict=True)
-                ]
-        return [ServedTensor(name, published, tensor_digest(t.to(dtype))) for name, published, t in layer.tensors()]
+    def _read_back(self, layer: ServedLayer, whole: bool) -> Iterator[ServedShard]:
+        worker: Any = self
+        dtype = worker.model_config.dtype
+        given = [self._given[name] for name in layer.published if name in self._given]
+        columns = [each.columns for each in given if each.columns is not None]
+        by_columns = not whole and layer.read_columns is not None and len(columns) == len(layer.published)
+        if by_columns and layer.digest_columns(columns[0].indices, dtype) == [each.digest for each in columns]:
+            for name, published, shard, each in zip(layer.names, layer.published, layer.shards, given, strict=True):
+                yield ServedShard(ServedTensor(name, published, each.digest), shard)
+            return
+        for name, published, shard, values in layer.tensors():
+            digest = self._published_digest(published, tensor_digest(values.to(dtype)))
+            yield ServedShard(ServedTensor(name, published, digest), shard)
+
+    def _published_digest(self, name: str, digest: str) -> str:
+        """Return the digest of the whole tensor of whose share `digest` is; of unknown values, `digest` itself."""
+        if name not in self._given:
+            return digest
+        known = [self._given[name], *filter(None, [self._given_before.get(name)]), *self._given.values()]
+        return next((each.digest for each in known if each.shard_digest == digest), digest)
 
     def _served_layers(self) -> Iterator[ServedLayer]:
         worker: Any = self

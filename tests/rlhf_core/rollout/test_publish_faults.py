@@ -16,7 +16,7 @@ from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
-from rlhf_core.rollout.proof import Expected, GivenMatrix, Proof, verify_weights
+from rlhf_core.rollout.proof import Expected, GivenColumns, Proof, verify_weights
 from rlhf_core.rollout.publication import Publication, publication_of
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import disturb, expected_logprobs, make_model, publish, publish_by_broadcast
@@ -136,7 +136,7 @@ def test_one_element_is_found_if_its_column_is_read_back_and_in_every_eighth_pub
     model, engine = served
     weight = model.model.layers[0].mlp.up_proj.weight
     versions = range(9, 25)
-    read = {v: GivenMatrix.of(weight, torch.float32, seed=v).columns[:8].tolist() for v in versions}
+    read = {v: GivenColumns.of(weight, seed=v).indices[:8].tolist() for v in versions}
     column = read[9][0]
     missed = []
     for version in versions:
@@ -154,7 +154,7 @@ def test_columns_are_drawn_anew_for_each_publish() -> None:
     weight = torch.zeros(1, 576)
     drawn = torch.zeros(576)
     for version in range(1000):
-        columns = GivenMatrix.of(weight, torch.float32, seed=version).columns
+        columns = GivenColumns.of(weight, seed=version).indices
         assert len(set(columns.tolist())) == 64
         drawn[columns] += 1
     assert torch.allclose(drawn, torch.tensor(1000 / 9), atol=60)  # six deviations of a binomial's
