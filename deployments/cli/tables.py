@@ -44,7 +44,8 @@ def estimate_table(estimates: Mapping[str, Estimate]) -> Table:
         table.add_row(
             name, *(_count(value) for value in (estimate.rows, estimate.tokens, estimate.steps)),
             "" if estimate.seconds is None else f"≈ {duration(estimate.seconds)}",
-            _gib(estimate.memory.worker), _gib(estimate.memory.engine), _reserved(estimate.reserves),
+            _gib(estimate.memory.worker), _gib(estimate.memory.engine),
+            "\n".join([_reserved(estimate.reserves), *(f"{n}: {_reserved(r)}" for n, r in estimate.groups.items())]),
         )  # fmt: skip
     if any(estimate.seconds is not None for estimate in estimates.values()):
         table.caption = (

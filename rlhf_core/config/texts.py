@@ -96,6 +96,10 @@ HeaderVariable = Annotated[Variable, AfterValidator(_header_variable)]
 JudgeName = Annotated[
     str, AfterValidator(_of_form(r"\w[\w.-]{0,99}", "the name of a reward: up to 100 letters, digits and `_.-`"))
 ]
+# A part of the names of reservations.
+GroupName = Annotated[
+    str, AfterValidator(_of_form(r"\w[\w.-]{0,99}", "the name of a group: up to 100 letters, digits and `_.-`"))
+]
 # Limits of Weights & Biases.
 Project = Annotated[
     str, AfterValidator(_of_form(r"[^/\\#?%:\s][^/\\#?%:]{0,127}", r"a project: up to 128 signs, none of / \ # ? % :"))

@@ -34,6 +34,7 @@ class Estimate:
     seconds: float | None = None
     memory: Memory = field(default_factory=Memory)
     reserves: Reservation = field(default_factory=Reservation)
+    groups: Mapping[str, Reservation] = field(default_factory=dict)  # parts of it by name
 
     @property
     def has_values(self) -> bool:
@@ -74,6 +75,7 @@ class _Estimator:
             seconds=self._seconds(node, steps),
             memory=Memory() if shape is None else memory(node.config, shape, self._shapes(node)),
             reserves=node.config.reserves(),
+            groups=node.config.reservations(),
         )
 
     def _rows(self, name: str) -> int | None:

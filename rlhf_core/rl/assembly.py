@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from rlhf_core.algorithms import Algorithm, build_algorithm
 from rlhf_core.chat.encoding import Tokenizer, load_tokenizer
@@ -38,7 +39,7 @@ from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.reward_models import rank_scores, read_reward_models
 from rlhf_core.rl.rewarding import RewardPipeline
-from rlhf_core.rl.roles import require_same_positions, require_same_tokens
+from rlhf_core.rl.roles import CRITIC, placed_apart, require_same_positions, require_same_tokens, roles
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.scoring import FrozenWorker
 from rlhf_core.rl.validation import HeldOut, Validation
@@ -48,7 +49,7 @@ from rlhf_core.training.checkpointing import Checkpointing, DriverState
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.types import Prompt
 
-# The training ranks, the engines, and the ranks of separately placed models by role.
+# The policy's ranks, the engines, and those of models apart from the policy, by the name of the group.
 Started = tuple[WorkerGroup[RLWorker], Engines, Mapping[str, WorkerGroup[FrozenWorker]]]
 
 
@@ -151,14 +152,17 @@ def _wire(
     started: Started,
     stack: ExitStack,
 ) -> Loop:
-    workers, engines, frozen = started
+    workers, engines, groups = started
+    apart = {
+        role.name: groups[name] for name, roles_of in placed_apart(roles(config, inputs)).items() for role in roles_of
+    }
     turns = turns_of(config, workers, engines)
     stream = None
     if config.asynchronous is not None and config.max_lag:
         stream = stack.enter_context(Stream(engines))
         if config.asynchronous.publish == "between_replies":
             turns = BetweenReplies(stream)
-    trainer = PolicyTrainer(config, read.algorithm, workers, context.seed, frozen)
+    trainer = PolicyTrainer(config, read.algorithm, workers, context.seed, apart)
     publisher = Publisher(config, trainer, engines, probe=read.prompts[:4], turns=turns)
     shown = None
     if read.processor is not None and not config.text_readers and config.asynchronous is None:
@@ -179,6 +183,7 @@ def _wire(
             config, prompts=prompts, rollouts=rollouts, rewards=rewards, monitors=read.monitors, stream=stream
         )
 
+    trained_apart: dict[str, WorkerGroup[Any]] = {CRITIC: apart[CRITIC]} if CRITIC in apart else {}
     driver: dict[str, DriverState] = {"collector": collector, "trainer": trainer}
     validation = keeper = None
     if config.validation is not None:
@@ -188,6 +193,6 @@ def _wire(
         keeper = Keeper(config, context, partial(trainer.save, context=context, current=True), read.tokenizer)
     return Loop(
         config, read.algorithm, collector, trainer, publisher, context, turns=turns, validation=validation,
-        checkpoints=Checkpointing(config.checkpoint, context, workers, driver), keeper=keeper,
+        checkpoints=Checkpointing(config.checkpoint, context, workers, driver, trained_apart), keeper=keeper,
         processor=read.processor, row_counts=read.row_counts,
     )  # fmt: skip

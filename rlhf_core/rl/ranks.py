@@ -21,6 +21,7 @@ from rlhf_core.losses import kl, mismatch
 from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.metrics import merged
 from rlhf_core.packing import plain, select
+from rlhf_core.rl.critic import TrainsCritic
 from rlhf_core.rl.kl_controller import KLController
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER
 from rlhf_core.rl.scoring import Scores, role_of, scored
@@ -45,13 +46,14 @@ class PolicyTrainer:
         algorithm: Algorithm,
         workers: WorkerGroup[RLWorker],
         seed: int,
-        frozen: Mapping[str, WorkerGroup[Scores]] = MappingProxyType({}),
+        apart: Mapping[str, WorkerGroup[Any]] = MappingProxyType({}),
     ) -> None:
-        """frozen: the ranks of separately placed models, by role."""
+        """apart: the ranks of the models that are not on the policy's, by role."""
         self._config = config
         self._algorithm = algorithm
         self._workers = workers
-        self._frozen = frozen
+        self._apart = apart
+        self._critics: WorkerGroup[TrainsCritic] = apart.get(CRITIC, workers)
         self._seed = seed
         self._kl = KLController(config.settings.kl)
         self._sharing: dict[str, bool] = {}  # by role, cached
@@ -90,11 +92,11 @@ class PolicyTrainer:
         calls: dict[tuple[str, int, bool], list[str]] = {}
         for name in names:
             role = role_of(name)
-            ranks = role if role in self._frozen else POLICY
+            ranks = role if role in self._apart else POLICY
             calls.setdefault((ranks, self._micro_batch_tokens(role), self._shares_prompts(role)), []).append(name)
         for (ranks, _, _), names_of_call in calls.items():
             role = role_of(names_of_call[0])
-            group = self._frozen.get(ranks, self._workers)
+            group: WorkerGroup[Scores] = self._apart.get(ranks, self._workers)
             # Rounding depends on the content of a micro-batch: models compared with the policy use the same ones.
             replicas = self._workers.replicas if role in (REFERENCE, TEACHER) else group.replicas
             division = self._division(shards.batch, role, replicas).over(group.replicas)
@@ -116,7 +118,7 @@ class PolicyTrainer:
         if role in (REFERENCE, TEACHER):
             role = POLICY
         if role not in self._sharing:
-            group: WorkerGroup[Scores] = self._frozen.get(role, self._workers)
+            group: WorkerGroup[Scores] = self._apart.get(role, self._workers)
             self._sharing[role] = group.call(Scores.shares_prompts, role)[0]
         return self._sharing[role]
 
@@ -158,8 +160,8 @@ class PolicyTrainer:
                     of_policy = shards.of(self._division(minibatch, POLICY, self._workers.replicas))
                     policy.append(self._workers.scatter(RLWorker.update_policy, of_policy, self.kl_coefficient)[0])
                 if self._algorithm.uses_critic:
-                    of_critic = shards.of(self._division(minibatch, CRITIC, self._workers.replicas))
-                    critic.append(self._workers.scatter(RLWorker.update_critic, of_critic)[0])
+                    of_critic = shards.of(self._division(minibatch, CRITIC, self._critics.replicas))
+                    critic.append(self._critics.scatter(TrainsCritic.update_critic, of_critic)[0])
         updated = merged(
             over_steps(policy) if policy else {},
             over_steps(critic, prefix="critic_") if critic else {},
@@ -250,6 +252,9 @@ class PolicyTrainer:
     def save(self, folder: Path, context: StageContext, *, current: bool = False) -> None:
         """Write the stage's result, or the `current` policy, to `folder` in the job's working folder."""
         save(self._workers, folder, context, RLWorker.save_current if current else None)
+        critic = self._config.settings.critic_settings
+        if not current and critic is not None and critic.save and CRITIC in self._apart:
+            save(self._apart[CRITIC], folder / "critic", context)
 
 
 def _old_logprob_metrics(scored: Scored) -> dict[str, float]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
-from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.placement import ModelPlacement
 from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.rl.groups import workers_of
 from rlhf_core.config.rl.settings import POLICY_INPUT
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
@@ -46,7 +47,12 @@ class Role:
     adapter_off: bool = False  # the policy without its adapter, in place of a copy
     shares_base: bool = False  # an adapter on the frozen weights of the policy's base
     offloaded: bool = False  # weights are in host memory, except while it computes
-    placement: Placement | None = None  # of separate workers; None: on the policy's
+    placement: ModelPlacement | None = None  # of separate workers; None: on the policy's
+
+    @property
+    def workers(self) -> str:
+        """The name of its workers, which other roles may share."""
+        return workers_of(self.name, self.placement)
 
 
 def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
@@ -83,7 +89,7 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
             Role(
                 CRITIC, critic_start, "scalar", config.engine_of(CRITIC), critic.optimizer,
                 total_steps=config.steps * updates, lora=critic.lora, dropout=config.dropout,
-                value_scale=_value_scale(config, inputs),
+                value_scale=_value_scale(config, inputs), placement=config.own_placements.get(CRITIC),
                 shares_base=critic_start == start and critic.lora is not None and _can_share_base(config, CRITIC),
             )
         )  # fmt: skip
@@ -93,8 +99,12 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
             needed.append(
                 Role(
                     name, reward_model.manifest.ref, "scalar", config.engine_of(name), placement=placement,
+                    offloaded=(offloaded := settings.model_rewards[reward].offload),
                     shares_base=(
-                        _is_adapter_of(reward_model, start) and placement is None and _can_share_base(config, name)
+                        _is_adapter_of(reward_model, start)
+                        and placement is None
+                        and not offloaded
+                        and _can_share_base(config, name)
                     ),
                 )
             )  # fmt: skip
@@ -131,9 +141,13 @@ def _value_scale(config: RLConfig, inputs: Mapping[str, Input]) -> ValueScale:
     )
 
 
-def placed_apart(roles: Iterable[Role]) -> dict[Role, Placement]:
-    """Return the placements of separately placed roles; all others are on the policy's ranks."""
-    return {role: role.placement for role in roles if role.placement is not None}
+def placed_apart(roles: Iterable[Role]) -> dict[str, tuple[Role, ...]]:
+    """Return the roles of each group of workers apart from the policy's, by its name."""
+    groups: dict[str, tuple[Role, ...]] = {}
+    for role in roles:
+        if role.placement is not None:
+            groups[role.workers] = (*groups.get(role.workers, ()), role)
+    return groups
 
 
 def _can_share_base(config: RLConfig, role: str) -> bool:
@@ -157,12 +171,13 @@ def reward_role(reward: str) -> str:
 
 def reward_roles(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, str]:
     """Return the role of each reward by name. Rewards of the same model, engine settings and placement share a role."""
-    role_by_model: dict[tuple[ArtifactRef, EngineConfig, Placement | None], str] = {}
+    role_by_model: dict[tuple[ArtifactRef, EngineConfig, ModelPlacement | None, bool], str] = {}
     role_by_reward = {}
     for reward in config.settings.model_rewards:
         own_role = reward_role(reward)
         ref = inputs[config.reward_input(reward)].manifest.ref
-        model = (ref, config.engine_of(own_role), config.own_placements.get(own_role))
+        offload = config.settings.model_rewards[reward].offload
+        model = (ref, config.engine_of(own_role), config.own_placements.get(own_role), offload)
         role_by_reward[reward] = role_by_model.setdefault(model, own_role)
     return role_by_reward
 

@@ -21,7 +21,7 @@ from rlhf_core.training.build import build_engine, sharding
 from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.randomness import seed_everything
-from rlhf_core.training.reference import Reference
+from rlhf_core.training.reference import FrozenModel, Reference
 from rlhf_core.types import PackedBatch
 
 if TYPE_CHECKING:
@@ -61,13 +61,16 @@ S = TypeVar("S", bound=Scores)
 
 
 class FrozenWorker:
-    """One rank of a separately placed, frozen model. It has no state for checkpoints."""
+    """One rank of frozen models apart from the policy. It has no state for checkpoints."""
 
-    def __init__(self, temperature: float, context: StageContext, role: Role) -> None:
-        """Load the model. In the process of an RLWorker, it must be built first: both seed the random generators."""
+    def __init__(self, temperature: float, context: StageContext, roles: Sequence[Role]) -> None:
+        """Load the models. In the process of an RLWorker, it must be built first: both seed the random generators."""
         seed_everything(context.seed)
         self._temperature = temperature
-        self._models = {role.name: load_model(role, context.fetch(role.start).folder)}
+        self._models: dict[str, TrainingEngine | Reference] = {}
+        for role in roles:
+            model = load_model(role, context.fetch(role.start).folder)
+            self._models[role.name] = FrozenModel(model, offloaded=True) if role.offloaded else model
 
     def score(self, batches: Sequence[PackedBatch], names: Sequence[str]) -> list[dict[str, Tensor]]:
         """See Scores."""

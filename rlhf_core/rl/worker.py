@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -18,16 +17,14 @@ from rlhf_core.contract import StageContext
 from rlhf_core.errors import StageError
 from rlhf_core.losses import kl, mismatch
 from rlhf_core.losses.load_balancing import load_balancing_loss
-from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
 from rlhf_core.models.adapters import is_adapted
-from rlhf_core.models.folders.folder import update_json
 from rlhf_core.models.loading import torch_dtype
-from rlhf_core.models.merging import MergedWeights, merge_adapter, merged_layout
-from rlhf_core.models.packed import ScalarModel
+from rlhf_core.models.merging import MergedWeights, merged_layout
 from rlhf_core.models.routing import experts_per_token
+from rlhf_core.rl.critic import save_critic, update_critic
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
-from rlhf_core.rl.scoring import SharedBase, load_model, scores, state_values
+from rlhf_core.rl.scoring import SharedBase, load_model, scores
 from rlhf_core.rl.weights import WeightAverage, WeightSource
 from rlhf_core.rollout.transport.base import Transport, WeightManifest, Weights, digested, take_all
 from rlhf_core.rollout.transport.collective import Collective
@@ -39,7 +36,7 @@ from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.training.group import host_memory_only
 from rlhf_core.training.metrics import StepMetrics
 from rlhf_core.training.randomness import seed_everything, seed_rank
-from rlhf_core.training.reference import AdapterOff, FrozenCopy, Reference
+from rlhf_core.training.reference import AdapterOff, FrozenModel, Reference
 from rlhf_core.training.routing import step_routing
 from rlhf_core.training.saving import write_model
 from rlhf_core.training.snapshots import SnapshotWorker
@@ -57,17 +54,17 @@ class RLWorker(SnapshotWorker):
         self._offered: Transport | None = None
         self._store: TCPStore | None = None  # rendezvous of a broadcast
         self._algorithm = build_algorithm(config)
-        self._engines: dict[str, TrainingEngine] = {}  # by role, except reference and teacher
+        self._engines: dict[str, TrainingEngine] = {}  # by role, except the frozen ones below
         self._frozen: dict[str, Reference] = {}  # by role
         self._folders = {role.name: context.fetch(role.start).folder for role in roles}
         for role in roles:
             folder = self._folders[role.name]
-            if role.name not in (REFERENCE, TEACHER):
-                self._engines[role.name] = load_model(role, folder, self._base if role.shares_base else None)
-            elif role.adapter_off:
+            if role.adapter_off:
                 self._frozen[role.name] = AdapterOff(self._policy)
+            elif role.name in (REFERENCE, TEACHER) or role.offloaded:
+                self._frozen[role.name] = FrozenModel(load_model(role, folder), offloaded=role.offloaded)
             else:
-                self._frozen[role.name] = FrozenCopy(folder, role.engine, offloaded=role.offloaded)
+                self._engines[role.name] = load_model(role, folder, self._base if role.shares_base else None)
         if config.settings.moe_coefficient > 0:
             experts_per_token(self._causal)
         self._average = None if config.ema_decay is None else WeightAverage(self._policy, config.ema_decay)
@@ -138,17 +135,7 @@ class RLWorker(SnapshotWorker):
         """Run one optimizer step of the critic."""
         settings = self._config.settings.critic_settings
         assert settings is not None
-
-        def loss(model: nn.Module, batch: Minibatch) -> LossAndMetrics:
-            assert batch.values is not None
-            assert batch.returns is not None
-            value, metrics = clipped_value_loss(
-                state_values(model, batch), batch.values, batch.returns, batch.loss_mask, batch.loss_weights,
-                clip=settings.value_clip,
-            )  # fmt: skip
-            return value, merged(metrics, {"value_loss": Sum(value.detach())})
-
-        return self._engines[CRITIC].step(batches, loss)
+        return update_critic(self._engines[CRITIC], settings, batches)
 
     def offer_weights(self, version: int, engines: int) -> tuple[Transport, WeightManifest] | None:
         """Return the transport of a publish to `engines` engines and its manifest; None on ranks other than 0.
@@ -263,26 +250,10 @@ class RLWorker(SnapshotWorker):
         else:
             self.save_current(folder)
         critic = self._config.settings.critic_settings
-        if critic is not None and critic.save:
-            self._save_critic(folder / "critic")
+        if CRITIC in self._engines and critic is not None and critic.save:
+            save_critic(self._engines[CRITIC], self._folders[CRITIC], folder / "critic", self._context)
 
     def save_current(self, folder: Path) -> None:
         """Write the current policy (or the average) in the format of `save`. Rank 0 writes; every rank must call it."""
         with self._using("live" if self._average is None else "average"):
             write_model(self._policy, folder, self._folders[POLICY])
-
-    def _save_critic(self, folder: Path) -> None:
-        """Write the critic as a whole model, with an adapter merged, from which another critic can start."""
-        critic = self._engines[CRITIC]
-        model = critic.module
-        assert isinstance(model, ScalarModel)
-        if is_adapted(model.model):
-            with TemporaryDirectory(dir=self._context.workdir) as adapter:
-                write_model(critic, Path(adapter), None)
-                if dist.get_rank() == 0:
-                    merge_adapter(self._folders[CRITIC], Path(adapter), folder)
-        else:
-            write_model(critic, folder, self._folders[CRITIC])
-        if dist.get_rank() == 0:
-            # A critic or a reward that starts from it normalises its scores by these, which gives the critic's values.
-            update_json(folder / "config.json", reward_mean=0.0 - model.offset, reward_std=1.0)

@@ -101,7 +101,7 @@ class Readers:
         """name: as in rl.scoring.Scores."""
         assert role.placement is not None
         with self.cluster.workers(
-            role.placement, role.engine, FrozenWorker, self.temperature, self.context, role
+            role.placement, role.engine, FrozenWorker, self.temperature, self.context, [role]
         ) as ranks:
             shares_prompts = ranks.call(FrozenWorker.shares_prompts, role.name)[0]
             tokens = role.engine.micro_batch_tokens(role.placement)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -10,7 +10,8 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.rl.assembly import Started, build_loop
-from rlhf_core.rl.roles import placed_apart, roles
+from rlhf_core.rl.critic import CriticWorker
+from rlhf_core.rl.roles import CRITIC, Role, placed_apart, roles
 from rlhf_core.rl.scoring import FrozenWorker
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.engine import EngineSettings
@@ -32,14 +33,19 @@ def ranks_and_engines(
     models = roles(config, inputs)
     on_ranks = [role for role in models if role.placement is None]
     ranks = RankSpec(config.placement, config.engine, partial(RLWorker, config, context, on_ranks))
-    apart = {
-        role.name: RankSpec(placement, role.engine, partial(FrozenWorker, config.sampling.temperature, context, role))
-        for role, placement in placed_apart(models).items()
-    }
+    apart = {name: _apart(config, context, members) for name, members in placed_apart(models).items()}
     engines = EngineSettings(
         config.rollout, config.engine.dtype, context.seed, config.served_lora, sleeps=config.hybrid
     )
     return cluster.workers_and_engines(ranks, EngineSpec(inputs["model"], engines), context, apart)
+
+
+def _apart(config: RLConfig, context: StageContext, members: Sequence[Role]) -> RankSpec[FrozenWorker]:
+    placement, engine = members[0].placement, members[0].engine
+    assert placement is not None
+    if any(role.name == CRITIC for role in members):
+        return RankSpec(placement, engine, partial(CriticWorker, config, context, members))
+    return RankSpec(placement, engine, partial(FrozenWorker, config.sampling.temperature, context, members))
 
 
 def _last_and_best(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
 from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile, Checkpoints
 from rlhf_core.config.stages.checkpoint import CheckpointConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.errors import IntegrityError, PreemptedError, StoppedError
+from rlhf_core.errors import IntegrityError, PreemptedError, StageError, StoppedError
 from rlhf_core.system.stopping import STOPS, Stop
 from rlhf_core.tracking.protocol import METRICS_FILE
 from rlhf_core.training.background import Background
 from rlhf_core.training.group import WorkerGroup
-from rlhf_core.training.snapshots import SnapshotWorker
+from rlhf_core.training.snapshots import SHARED, SnapshotWorker, shared_file
 
 DRIVER = "driver.json"
 
@@ -39,10 +40,13 @@ class Checkpointing:
         context: StageContext,
         workers: WorkerGroup[SnapshotWorker],
         driver: Mapping[str, DriverState],
+        others: Mapping[str, WorkerGroup[SnapshotWorker]] = MappingProxyType({}),
     ) -> None:
+        """others: further groups of ranks with state of their own, by the name of their SnapshotWorkers."""
         self._config = config
         self._context = context
         self._workers = workers
+        self._groups = {"": workers, **others}
         self._driver = driver
         self._writing: Background[None] | None = None
         self._last_step = 0
@@ -80,10 +84,13 @@ class Checkpointing:
             metrics = self._context.checkpoints.read(checkpoint, METRICS_FILE)
         except IntegrityError as error:
             return str(error)
-        damage = [report for report in self._workers.call(SnapshotWorker.fetch_state, checkpoint) if report]
+        self._require_same_groups(checkpoint)
+        groups = self._groups.values()
+        damage = [report for each in groups for report in each.call(SnapshotWorker.fetch_state, checkpoint) if report]
         if damage:
             return "; ".join(damage)
-        self._workers.call(SnapshotWorker.restore_state)
+        for group in groups:
+            group.call(SnapshotWorker.restore_state)
         for part, state in driver.items():
             self._driver[part].load_state_dict(state)
         self._context.restore_log(metrics)
@@ -96,6 +103,19 @@ class Checkpointing:
                 flush=True,
             )
         return ""
+
+    def _require_same_groups(self, checkpoint: Checkpoint) -> None:
+        """Raise StageError if another model was on workers of its own."""
+        files = {entry.path for entry in checkpoint.files}
+        missing = next((name for name in self._groups if shared_file(name) not in files), None)
+        known = {shared_file(name) for name in self._groups}
+        other = next((file for file in sorted(files - known) if file.endswith(f".{SHARED}")), None)
+        if missing is not None or other is not None:
+            name, had = (missing, "the policy's") if other is None else (other.removesuffix(f".{SHARED}"), "its own")
+            raise StageError(
+                f"the newest checkpoint, of step {checkpoint.step}, has the {name} on {had} workers: set its placement "
+                "as it was, or checkpoint.resume to false to start from scratch"
+            )
 
     def steps_left(self, step: int) -> int:
         """Return the number of steps until `every_steps` makes the next checkpoint due."""
@@ -140,11 +160,12 @@ class Checkpointing:
 
     def _save(self, step: int) -> None:
         self._last_step, self._last_time = step, time.monotonic()
-        self._workers.call(SnapshotWorker.copy_state)
+        for group in self._groups.values():
+            group.call(SnapshotWorker.copy_state)
         driver = {part: state.state_dict() for part, state in self._driver.items()}
         files = {DRIVER: json.dumps(driver).encode(), METRICS_FILE: self._context.logged()}
         name = Checkpoints.new_name(step)
-        written = self._workers.aside(SnapshotWorker.write_state, name)
+        written = [group.aside(SnapshotWorker.write_state, name) for group in self._groups.values()]
         # Read now: a failing stage shuts its workers down, possibly before the commit.
         ranks, replicas = self._workers.size, self._workers.replicas
         commit = partial(self._commit, name, step, ranks, replicas, files, written)
@@ -157,11 +178,11 @@ class Checkpointing:
         ranks: int,
         replicas: int,
         files: dict[str, bytes],
-        written: Callable[[], list[list[CheckpointFile]]],
+        written: Sequence[Callable[[], list[list[CheckpointFile]]]],
     ) -> None:
         checkpoints = self._context.checkpoints
         entries = [checkpoints.add(name, file, content) for file, content in files.items()]
-        entries += [entry for rank in written() for entry in rank]
+        entries += [entry for of_group in written for rank in of_group() for entry in rank]
         checkpoints.commit(
             Checkpoint(
                 name=name, step=step, ranks=ranks, replicas=replicas, files=tuple(entries),

@@ -65,23 +65,12 @@ class AdapterOff:
         """No-op: the weights move with the policy."""
 
 
-class FrozenCopy:
-    """A separate causal language model that is never trained."""
+class FrozenModel:
+    """A model that is never trained, whose weights may stay in host memory."""
 
-    def __init__(
-        self,
-        folder: Path,
-        engine: EngineConfig,
-        *,
-        offloaded: bool = False,
-        wrapper: Callable[[nn.Module], PackedModel] = PolicyModel,
-    ) -> None:
-        """offloaded: the weights are on the device only while `forward` runs, and in host memory otherwise.
-        wrapper: of the model that is passed to `forward`'s function."""
-        model = load_causal_model(
-            folder, dtype=torch_dtype(engine.dtype), attention=engine.attention, sharding=sharding(engine)
-        )
-        self.engine = build_engine(wrapper(model), engine=engine)
+    def __init__(self, engine: TrainingEngine, *, offloaded: bool = False) -> None:
+        """offloaded: the weights are on the device only while `forward` runs, and in host memory otherwise."""
+        self.engine = engine
         self._offloaded = offloaded
         if offloaded:
             self.engine.offload()
@@ -104,3 +93,21 @@ class FrozenCopy:
     def reload(self) -> None:
         if not self._offloaded:
             self.engine.reload()
+
+
+class FrozenCopy(FrozenModel):
+    """A separate causal language model that is never trained."""
+
+    def __init__(
+        self,
+        folder: Path,
+        engine: EngineConfig,
+        *,
+        offloaded: bool = False,
+        wrapper: Callable[[nn.Module], PackedModel] = PolicyModel,
+    ) -> None:
+        """wrapper: of the model that is passed to `forward`'s function."""
+        model = load_causal_model(
+            folder, dtype=torch_dtype(engine.dtype), attention=engine.attention, sharding=sharding(engine)
+        )
+        super().__init__(build_engine(wrapper(model), engine=engine), offloaded=offloaded)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rlhf_core.training.redivision import layout_json, layout_of, read_layout, r
 from rlhf_core.training.state import Layout, RankState, Stateful
 
 _TENSORS = ".safetensors"
-SHARED = f"shared{_TENSORS}"  # state that is equal on all ranks, written by rank 0
+SHARED = f"shared{_TENSORS}"
 
 
 class HostCopy:
@@ -53,8 +54,10 @@ class HostCopy:
 class SnapshotWorker(ABC):
     """A rank whose state can be saved and restored. Every rank must call every method."""
 
-    def __init__(self, context: StageContext) -> None:
+    def __init__(self, context: StageContext, name: str = "") -> None:
+        """name: of this group of ranks, if the run has several with state of their own."""
         self._context = context
+        self._name = name
         self._rank = current_mesh().rank
         self._shared, self._own = HostCopy(), HostCopy()
         self._copied = self._fetched = RankState()
@@ -96,9 +99,9 @@ class SnapshotWorker(ABC):
     @host_memory_only
     def write_state(self, name: str) -> list[CheckpointFile]:
         """Upload the state copied by `copy_state` to the checkpoint `name`. May run in a thread during training."""
-        files = {_own_file(self._rank): self._copied.own}
+        files = {own_file(self._name, self._rank): self._copied.own}
         if self._rank == 0:
-            files[SHARED] = self._copied.shared
+            files[shared_file(self._name)] = self._copied.shared
         entries = []
         for file, tensors in files.items():
             path = self._context.workdir / f"writing-{file}"
@@ -114,7 +117,7 @@ class SnapshotWorker(ABC):
     @host_memory_only
     def fetch_state(self, checkpoint: Checkpoint) -> str:
         """Download this rank's part of `checkpoint` without loading it. Returns its damage, or an empty string."""
-        folder = self._context.workdir / f"restoring-{self._rank}"
+        folder = self._context.workdir / f"restoring-{own_file(self._name, self._rank)}"
         folder.mkdir()
         try:
             self._fetched = self._fetch(checkpoint, folder)
@@ -131,30 +134,32 @@ class SnapshotWorker(ABC):
                 self._context.checkpoints.fetch(checkpoint, file, path)
             return path
 
-        live, own = self._state(), _own_file(self._rank)
-        if checkpoint.ranks == current_mesh().size:
-            saved = self._layouts(checkpoint, [SHARED, own])
-            if not saved or same_weights({**saved[SHARED], **saved[own]}, live.layout):
-                return RankState(load_file(fetch(SHARED)), load_file(fetch(own)))
-        saved = self._layouts(checkpoint, [SHARED, *map(_own_file, range(checkpoint.ranks))])
+        live, all_files = self._state(), {entry.path for entry in checkpoint.files}
+        own, common = own_file(self._name, self._rank), shared_file(self._name)
+        of_ranks = [*takewhile(all_files.__contains__, (own_file(self._name, rank) for rank in count()))]
+        if len(of_ranks) == current_mesh().size:
+            saved = self._layouts(checkpoint, [common, own])
+            if not saved or same_weights({**saved[common], **saved[own]}, live.layout):
+                return RankState(load_file(fetch(common)), load_file(fetch(own)))
+        saved = self._layouts(checkpoint, [common, *of_ranks])
         if not saved:
             raise StageError(
-                f"the newest checkpoint, of step {checkpoint.step}, is of {checkpoint.ranks} workers and of an earlier "
-                f"version, which only as many can resume: set placement.workers to {checkpoint.ranks}, or "
+                f"the newest checkpoint, of step {checkpoint.step}, is of {len(of_ranks)} workers and of an earlier "
+                f"version, which only as many can resume: set placement.workers to {len(of_ranks)}, or "
                 "checkpoint.resume to false to start from scratch"
             )
         tensors = redivided({**live.shared, **live.own}, live.layout, saved, fetch)
-        shared = without_layout(fetch(SHARED), saved[SHARED])
-        if self._rank < checkpoint.ranks:
+        shared = without_layout(fetch(common), saved[common])
+        if self._rank < len(of_ranks):
             return RankState(shared, {**without_layout(fetch(own), saved[own]), **tensors})
-        others = without_layout(fetch(first := _own_file(0)), saved[first])
+        others = without_layout(fetch(of_ranks[0]), saved[of_ranks[0]])
         # A new rank draws the random numbers that it was seeded for.
         others = {name: tensor for name, tensor in others.items() if not name.startswith("random.")}
         return RankState(shared, {**others, **tensors})
 
     def _layouts(self, checkpoint: Checkpoint, files: Sequence[str]) -> dict[str, Layout]:
         """Return the layout of each of `files`; none if the checkpoint is of an earlier version."""
-        if _layout_file(SHARED) not in {entry.path for entry in checkpoint.files}:
+        if _layout_file(shared_file(self._name)) not in {entry.path for entry in checkpoint.files}:
             return {}
         return {file: read_layout(self._context.checkpoints.read(checkpoint, _layout_file(file))) for file in files}
 
@@ -177,8 +182,14 @@ class SnapshotWorker(ABC):
             load_random_state(random)
 
 
-def _own_file(rank: int) -> str:
-    return f"rank{rank}{_TENSORS}"
+def own_file(name: str, rank: int) -> str:
+    """Return the file of a rank's own state. name: of its group."""
+    return f"{name and f'{name}.'}rank{rank}{_TENSORS}"
+
+
+def shared_file(name: str) -> str:
+    """Return the file of the state that is equal on all ranks, written by rank 0. name: of their group."""
+    return f"{name and f'{name}.'}{SHARED}"
 
 
 def _layout_file(file: str) -> str:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config
 from rlhf_core.config.numbers import CPUs, Minutes, Processes, Threads, WorkerGPUs
+from rlhf_core.config.texts import GroupName
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,22 @@ class Placement(Config):
 
     def reserves(self) -> Reservation:
         return of_each(self.workers, self.cpus_per_worker, self.gpus_per_worker)
+
+
+class ModelPlacement(Placement):
+    """Resources that Ray reserves for one model of an RL run, apart from the policy's workers."""
+
+    group: GroupName | None = Field(
+        default=None,
+        description="name of a group of models that share these workers, each with the same placement; none: workers "
+        "of its own",
+    )
+
+
+def require_others(offload: bool, placement: ModelPlacement | None, model: str) -> None:
+    """Raise ValueError if a model is offloaded, and no other is on its workers."""
+    if offload and placement is not None and placement.group is None:
+        raise ValueError(
+            f"offload makes room for other models, but with a placement without `group` the {model} is alone on its "
+            "devices; leave one of them out"
+        )

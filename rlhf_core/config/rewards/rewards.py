@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Reads, operational, since_default
-from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.placement import ModelPlacement, require_others
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import BatchSize, PartialShare, Reward, Seconds
 from rlhf_core.config.plugins import Table
@@ -97,12 +97,20 @@ class ModelReward(CompletionReward):
     engine: EngineConfig | None = Field(
         default=None, description="engine settings of the reward model; none: the stage's `engine`"
     )
-    placement: Placement | None = operational(
+    placement: ModelPlacement | None = operational(
         None, description="resources of the reward model's own workers; none: in RL it runs on the policy's"
+    )
+    offload: bool = operational(
+        False, description="in RL: keep the reward model's weights in host memory, except while it computes"
     )
     normalize: bool = Field(
         default=True, description="subtract the stored mean of the rewards and divide by their standard deviation"
     )
+
+    @model_validator(mode="after")
+    def _offload_frees_something(self) -> ModelReward:
+        require_others(self.offload, self.placement, "reward model")
+        return self
 
 
 class RewardModelReward(ModelReward):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, Reads, operational
-from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.placement import ModelPlacement, require_others
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import HighRatio, LowRatio, PositiveCoefficient, Reward
 from rlhf_core.config.servers import HintTemplate
@@ -51,17 +51,13 @@ class PolicyTeacherConfig(Config):
     offload: bool = operational(
         False, description="keep the teacher's weights in host memory, except while it computes"
     )
-    placement: Placement | None = operational(
+    placement: ModelPlacement | None = operational(
         None, description="resources of the teacher's own workers; none: it runs on the policy's"
     )
 
     @model_validator(mode="after")
     def _offload_frees_something(self) -> PolicyTeacherConfig:
-        if self.offload and self.placement is not None:
-            raise ValueError(
-                "offload makes room for other models, but with a placement the teacher is alone on its devices; leave "
-                "one of them out"
-            )
+        require_others(self.offload, self.placement, "teacher")
         return self
 
 

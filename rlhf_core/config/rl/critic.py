@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, Reads
+from rlhf_core.config.base import Config, Reads, operational
+from rlhf_core.config.engines.placement import ModelPlacement
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import PositiveReward, WarmupSteps
 from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
@@ -34,6 +35,9 @@ class CriticConfig(Config):
     engine: EngineConfig | None = Field(
         default=None, description="engine settings of the critic; none: those of the policy"
     )
+    placement: ModelPlacement | None = operational(
+        None, description="resources of the critic's own workers; none: it runs on the policy's"
+    )
     warmup_steps: WarmupSteps = Field(default=0, description="number of first steps that train only the critic")
     value_clip: PositiveReward | None = Field(
         default=0.2, description="maximum change of a value in one update; none: not clipped"
@@ -41,3 +45,12 @@ class CriticConfig(Config):
     save: bool = Field(
         default=False, description="also keep the critic, in the folder `critic` of the policy; an adapter is merged"
     )
+
+    @model_validator(mode="after")
+    def _starts_alike_everywhere(self) -> CriticConfig:
+        if self.placement is not None and self.lora is not None:
+            raise ValueError(
+                "placement: the random values that the critic's adapter starts from are drawn after the policy's, on "
+                "its workers; leave lora or placement out"
+            )
+        return self

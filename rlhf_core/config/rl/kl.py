@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, Reads, operational
-from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.placement import ModelPlacement, require_others
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import Coefficient, Nats, Steps
 
@@ -44,7 +44,7 @@ class KLConfig(Config):
     offload: bool = operational(
         False, description="keep the reference's weights in host memory, except while it computes"
     )
-    placement: Placement | None = operational(
+    placement: ModelPlacement | None = operational(
         None, description="resources of the reference's own workers; none: it runs on the policy's"
     )
 
@@ -56,11 +56,7 @@ class KLConfig(Config):
 
     @model_validator(mode="after")
     def _offload_frees_something(self) -> KLConfig:
-        if self.offload and self.placement is not None:
-            raise ValueError(
-                "offload makes room for other models, but with a placement the reference is alone on its devices; "
-                "leave one of them out"
-            )
+        require_others(self.offload, self.placement, "reference")
         return self
 
     def unused_fields(self) -> frozenset[str]:

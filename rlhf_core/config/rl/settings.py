@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, Field
 
 from rlhf_core.config.base import Config, Dtype, KeyedConfig, Reads, Role, operational, since_default
-from rlhf_core.config.engines.placement import Placement, Reservation, of_each
+from rlhf_core.config.engines.placement import ModelPlacement, Placement, Reservation
 from rlhf_core.config.engines.rollout import SamplingConfig
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.environments.environments import AnyEnvironment, SingleTurn
@@ -19,6 +19,7 @@ from rlhf_core.config.rl.algorithm_table import ALGORITHMS, known_algorithm
 from rlhf_core.config.rl.algorithms import AlgorithmConfig
 from rlhf_core.config.rl.asynchronous import AsynchronousConfig
 from rlhf_core.config.rl.critic import POLICY_START
+from rlhf_core.config.rl.groups import reservations, workers_of
 from rlhf_core.config.rl.keep import KeepConfig
 from rlhf_core.config.stages.base import EnginesConfig, HeldModel, JudgedBy, Quantisation, RowLimit
 from rlhf_core.config.stages.checkpoint import CheckpointConfig
@@ -214,14 +215,16 @@ class RLSettings(EnginesConfig, KeyedConfig):
         return {role: engine or self.engine for role, engine in engines.items()}
 
     @property
-    def own_placements(self) -> Mapping[str, Placement]:
-        """Placements of the frozen models in workers of their own, by role; all others run on the policy's."""
+    def own_placements(self) -> Mapping[str, ModelPlacement]:
+        """Placements of the models apart from the policy's workers, by role; all others run on these."""
         settings = self.settings
         placements = {f"reward:{name}": reward.placement for name, reward in settings.model_rewards.items()}
         if settings.uses_reference:
             placements["reference"] = settings.kl.placement
         if settings.teacher is not None:
             placements["teacher"] = settings.teacher.placement
+        if settings.critic_settings is not None:
+            placements["critic"] = settings.critic_settings.placement
         return {role: placement for role, placement in placements.items() if placement is not None}
 
     @property
@@ -240,25 +243,30 @@ class RLSettings(EnginesConfig, KeyedConfig):
         return self.steps
 
     def held_models(self) -> Sequence[Sequence[HeldModel]]:
-        """The models on the policy's workers."""
+        """The models on the policy's workers, and on those of each group."""
         settings, critic = self.settings, self.settings.critic_settings
         starts = {f"reward:{name}": self.reward_input(name) for name in settings.model_rewards}
         if settings.uses_reference and not self.reference_is_base:
             starts["reference"] = self.reference_input
         if settings.teacher is not None:
             starts["teacher"] = self.teacher_input
-        held = [self._trained(POLICY_INPUT, "policy", self.lora)]
-        held += [
-            HeldModel(start, self.engine_of(role), self.placement)
-            for role, start in starts.items()
-            if role not in self.own_placements
-        ]
-        held += [] if critic is None else [self._trained(self.critic_input, "critic", critic.lora)]
-        return (held,)
+        held = {"policy": self._trained(POLICY_INPUT, "policy", self.lora)}
+        held |= {
+            role: HeldModel(start, self.engine_of(role), self._placement_of(role)) for role, start in starts.items()
+        }
+        held |= {} if critic is None else {"critic": self._trained(self.critic_input, "critic", critic.lora)}
+        together: dict[str, list[HeldModel]] = {}
+        for role, model in held.items():
+            together.setdefault(workers_of(role, self.own_placements.get(role)), []).append(model)
+        return tuple(together.values())
 
     def _trained(self, start: str, role: str, lora: LoraConfig | None) -> HeldModel:
         rank, quantised = (None, False) if lora is None else (lora.rank, lora.quantised is not None)
-        return HeldModel(start, self.engine_of(role), self.placement, True, adapter_rank=rank, quantised=quantised)
+        placement = self._placement_of(role)
+        return HeldModel(start, self.engine_of(role), placement, True, adapter_rank=rank, quantised=quantised)
+
+    def _placement_of(self, role: str) -> Placement:
+        return self.own_placements.get(role, self.placement)
 
     @property
     def quantised(self) -> Quantisation | None:
@@ -280,22 +288,16 @@ class RLSettings(EnginesConfig, KeyedConfig):
         return "nccl" if self.placement.gpus_per_worker and self.rollout.gpus_per_engine else "gloo"
 
     def reserves(self) -> Reservation:
-        ranks, engines = self.placement.reserves(), super().reserves()
-        if not self.hybrid:
-            return sum(self._own_reservations(), ranks + engines)
-        # Worker i and engine i are one actor's place, and the GPU of both is the same.
-        cpus = self.placement.cpus_per_worker + self.rollout.cpus_per_engine
-        shared = of_each(self.placement.workers, cpus, self.placement.gpus_per_worker)
-        return sum(self._own_reservations(), shared)
+        return sum(self._reservations().values(), Reservation())
 
-    def _own_reservations(self) -> list[Reservation]:
-        """One per frozen model in workers of its own; rewards with the same model and engine share it."""
+    def reservations(self) -> Mapping[str, Reservation]:
+        return self._reservations() if self.own_placements else {}
+
+    def _reservations(self) -> Mapping[str, Reservation]:
         judges = {f"reward:{name}": reward.model for name, reward in self.settings.model_rewards.items()}
-        distinct = {
-            (role in judges, judges.get(role), self.engine_of(role), placement): placement
-            for role, placement in self.own_placements.items()
-        }
-        return [placement.reserves() for placement in distinct.values()]
+        models = {role: (role in judges, judges.get(role), self.engine_of(role)) for role in self.own_placements}
+        apart = {role: (placement, models[role]) for role, placement in self.own_placements.items()}
+        return reservations(self.placement, self.rollout, apart, hybrid=self.hybrid)
 
     def judges(self) -> Iterator[JudgedBy]:
         yield JudgedBy("environment", self.environment, "dataset")

@@ -7,6 +7,7 @@ from pydantic import model_validator
 from rlhf_core.config.environments.environments import require_concurrent
 from rlhf_core.config.numbers import MOST_COMPLETIONS
 from rlhf_core.config.rewards.rewards import require_environment
+from rlhf_core.config.rl.group_checks import require_equal_draws, require_groups
 from rlhf_core.config.rl.settings import RLSettings
 from rlhf_core.config.stages.trained import (
     require_adaptable,
@@ -58,6 +59,12 @@ class RLConfig(RLSettings):
         require_same_ranks(self.engine, {role: engine for role, engine in engines.items() if role not in apart})
         for role, engine in engines.items():
             require_devices(engine, apart.get(role, self.placement))
+        return self
+
+    @model_validator(mode="after")
+    def _models_of_a_group_share_its_workers(self) -> RLConfig:
+        require_groups(self)
+        require_equal_draws(self)
         return self
 
     @model_validator(mode="after")
@@ -160,7 +167,10 @@ class RLConfig(RLSettings):
                 "use too; leave one of them out"
             )
         if rollout.workers_per_engine > 1:
-            raise ValueError("hybrid: an engine shares one worker's device, but rollout spreads each over several GPUs")
+            raise ValueError(
+                "hybrid: an engine shares one worker's device, but rollout spreads each over several GPUs; leave "
+                "hybrid out, or tensor_parallel_size and pipeline_parallel_size at 1"
+            )
         if placement.workers != rollout.engines:
             raise ValueError(
                 f"hybrid: each worker shares its device with one engine, but there are placement.workers="

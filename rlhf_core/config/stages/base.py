@@ -116,6 +116,10 @@ class StageConfig(Config):
         """Resources of its actors; none if it computes in its job's own process."""
         return Reservation()
 
+    def reservations(self) -> Mapping[str, Reservation]:
+        """Return the resources of each group of its actors by name, if models are in groups of their own."""
+        return {}
+
     def held_models(self) -> Sequence[Sequence[HeldModel]]:
         """Models that its workers hold at the same time, in groups that follow each other."""
         return ()

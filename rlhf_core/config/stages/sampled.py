@@ -79,6 +79,18 @@ class RewardedConfig(StageConfig):
         return self
 
     @model_validator(mode="after")
+    def _models_read_one_at_a_time(self) -> Self:
+        for name, reward in self.model_rewards.items():
+            shared = reward.placement is not None and reward.placement.group is not None
+            setting = "placement.group" if shared else "offload" if reward.offload else None
+            if setting is not None:
+                raise ValueError(
+                    f"rewards.{name}.{setting} is for models that are loaded together, in RL, and here each reads "
+                    "after the other; leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _readers_are_there(self) -> Self:
         changed = {"engine": self.engine != EngineConfig(), "placement": self.placement != Placement()}
         setting = next((name for name, is_set in changed.items() if is_set), None)

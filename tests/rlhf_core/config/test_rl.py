@@ -165,9 +165,14 @@ def test_whether_devices_are_shared_has_no_say_in_the_result() -> None:
     assert result_settings(shared) == result_settings(own)
 
 
-def ppo(critic: dict[str, Any] | None = None, kl: dict[str, Any] | None = None, **settings: Any) -> RLConfig:
+def ppo(
+    critic: dict[str, Any] | None = None,
+    kl: dict[str, Any] | None = None,
+    rewards: dict[str, Any] | None = None,
+    **settings: Any,
+) -> RLConfig:
     critic = {"optimizer": {"learning_rate": 1e-3}, **(critic or {})}
-    rewards = {"taste": {"type": "reward_model", "model": "judge"}}
+    rewards = rewards or {"taste": {"type": "reward_model", "model": "judge"}}
     block = {**GRPO, "rewards": rewards, "critic": critic, "kl": kl or {}}
     return RLConfig.model_validate({**COMMON, "algorithm": "ppo", "ppo": block, **settings})
 
@@ -254,6 +259,61 @@ def test_frozen_models_in_workers_of_their_own_are_counted_once() -> None:
 def test_where_a_model_is_has_no_say_in_the_result() -> None:
     placed, beside = (ppo(kl={"coefficient": 0.1, "placement": placement}) for placement in (PLACED, None))
     assert result_settings(placed) == result_settings(beside)
+    judge = {"type": "reward_model", "model": "judge"}
+    grouped = ppo({"placement": VALUES}, rewards={"a": {**judge, "placement": VALUES, "offload": True}})
+    assert result_settings(grouped) == result_settings(ppo(rewards={"a": judge}))
+
+
+VALUES = {**PLACED, "group": "values"}
+
+
+def test_the_models_of_a_group_reserve_its_workers_once() -> None:
+    judge = {"type": "reward_model", "model": "judge", "placement": VALUES}
+    rewards = {"a": judge, "b": {**judge, "model": "other"}}
+    grouped = ppo({"placement": VALUES}, rewards=rewards, kl={"coefficient": 0.1, "placement": PLACED})
+    assert {name: (r.cpus, r.gpus) for name, r in grouped.reservations().items()} == {
+        "policy": (1, 0), "engines": (1, 0), "group values": (1, 2), "reference": (1, 2),
+    }  # fmt: skip
+    assert (grouped.reserves().cpus, grouped.reserves().gpus) == (4, 4)
+    assert [len(together) for together in grouped.held_models()] == [1, 3, 1]
+    assert not ppo().reservations(), "one group is the whole"
+
+
+@pytest.mark.parametrize(
+    ("critic", "judge", "others", "problem"),
+    [
+        ({"placement": VALUES}, {"placement": {**VALUES, "workers": 1}}, {},
+         r"ppo.critic.placement and ppo.rewards.a.placement are in one group, `values`, and differ in workers \(2 and "
+         r"1\): the models of a group share its workers; set both alike"),
+        ({"placement": VALUES}, {"placement": {**VALUES, "gpus_per_worker": 0}}, {},
+         r"differ in gpus_per_worker \(1.0 and 0.0\)"),
+        ({"placement": VALUES}, {"placement": VALUES, "engine": {"sequence_parallel": 2}}, {},
+         "are in one group, `values`, and their engines have sequence_parallel=1 and 2; set both alike"),
+        ({"placement": VALUES, "lora": {"rank": 2}}, {}, {}, "placement: the random values that the critic's adapter"),
+        ({"placement": VALUES}, {}, {"dropout": True, "lora": {"rank": 2, "dropout": 0.1}},
+         "ppo.critic.placement: with `dropout` the policy and the critic draw from one random generator"),
+        ({}, {"placement": PLACED, "offload": True}, {}, "without `group` the reward model is alone on its devices"),
+        ({}, {"placement": {**PLACED, "group": "a b"}}, {}, "the name of a group"),
+    ],
+)  # fmt: skip
+def test_models_that_cannot_share_workers_are_refused(
+    critic: dict[str, Any], judge: dict[str, Any], others: dict[str, Any], problem: str
+) -> None:
+    rewards = {"a": {"type": "reward_model", "model": "judge", **judge}}
+    with pytest.raises(ValidationError, match=problem):
+        ppo(critic, rewards=rewards, **others)
+
+
+def test_a_judge_beside_models_that_train_is_refused_if_it_judges_meanwhile() -> None:
+    judge = {"type": "reward_model", "model": "judge", "placement": VALUES}
+    kl = {"coefficient": 0.1, "placement": VALUES}
+    grpo = {**GRPO, "rewards": {"a": judge}, "kl": kl, "mismatch": None}
+    settings = {**COMMON, "asynchronous": {"max_lag": 1}, "grpo": grpo}
+    settings["rollout"] = {**COMMON["rollout"], "repeatable": False}
+    with pytest.raises(ValidationError, match=r"asynchronous: grpo.rewards.a.placement.group has a reward model"):
+        RLConfig.model_validate(settings)
+    grpo["kl"] = {"coefficient": 0.1, "placement": PLACED}
+    assert RLConfig.model_validate(settings)
 
 
 @pytest.mark.parametrize(("name", "value"), [("dtype", "float32"), ("attention", "eager")])
@@ -267,7 +327,9 @@ def test_a_reference_that_rounds_otherwise_than_the_policy_is_refused(name: str,
 
 
 def test_a_reference_alone_on_its_devices_makes_no_room() -> None:
-    with pytest.raises(ValidationError, match="with a placement the reference is alone on its devices; leave one"):
+    with pytest.raises(
+        ValidationError, match="with a placement without `group` the reference is alone on its devices; leave one"
+    ):
         ppo(kl={"coefficient": 0.1, "offload": True, "placement": PLACED})
 
 

@@ -66,7 +66,7 @@ USED_OTHERWISE = {
     **dict.fromkeys(
         (f"{config}.placement" for config in (
             "RewardModelReward", "ProcessRewardModelReward", "KLConfig", "LossKLConfig", "SquaredKLConfig",
-            "PolicyTeacherConfig",
+            "CriticConfig", "PolicyTeacherConfig",
         )),
         "RLConfig.own_placements returns them",
     ),

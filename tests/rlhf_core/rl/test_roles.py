@@ -219,7 +219,7 @@ def test_a_reward_model_that_is_placed_apart_waits_for_no_turn() -> None:
     settings = config("grpo", rewards=rewards)
     judges = {f"grpo.rewards.{name}.model": local_input(Path("judge"), Kind.REWARD_MODEL) for name in rewards}
     apart, turns = {"reward:apart": InlineGroup(Zeros)}, Counted()
-    asked = PolicyTrainer(settings, build_algorithm(settings), InlineGroup(Zeros), seed=0, frozen=apart)
+    asked = PolicyTrainer(settings, build_algorithm(settings), InlineGroup(Zeros), seed=0, apart=apart)
     scores = rank_scores(settings, judges, asked, turns)
     assert not scores["apart"](trajectories()).any()
     assert turns.trains == 0

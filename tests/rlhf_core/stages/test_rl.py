@@ -23,6 +23,7 @@ from rlhf_core.stages import base, rl
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.stages.ray_cluster import RayCluster
+from rlhf_core.testing.stage import without_times
 from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset, no_cluster
@@ -265,3 +266,32 @@ def test_a_model_whose_context_is_shorter_than_a_sequence_is_refused(
     settings = {"rewards": {"taste": {"type": "reward_model"}}, "optimizer": OPTIMIZER, **block}
     with pytest.raises(StageError, match=said):
         run(tmp_path, {"algorithm": "ppo", "ppo": settings}, model, no_cluster, inputs)
+
+
+@pytest.mark.endurance("rl-matrix")
+@pytest.mark.slow("RL on Ray twice")
+@pytest.mark.timeout(900)
+def test_models_in_groups_of_two_workers_train_what_they_train_beside_the_policy(
+    model: Input, reward_model: Input, ray_cluster: None, tmp_path: Path
+) -> None:
+    """To the digit: the critic with a reward model on workers of their own, another one and the reference on others."""
+    inputs = {f"ppo.rewards.{name}.model": reward_model for name in ("taste", "lines")}
+    two = {"workers": 2, "cpus_per_worker": 0.25, "threads": 1}
+    lines, kept = [], []
+    for number, (values, frozen) in enumerate([
+        ({}, {}),
+        ({"placement": {**two, "group": "values"}}, {"placement": {**two, "group": "frozen"}, "offload": True}),
+    ]):  # fmt: skip
+        rewards = {"taste": {"type": "reward_model", **values}, "lines": {"type": "process_reward_model", **frozen}}
+        block = {
+            "rewards": rewards, "group_size": 2, "kl": {"coefficient": 0.05, **frozen}, "optimizer": OPTIMIZER,
+            "critic": {"optimizer": OPTIMIZER, "save": True, **values}, "minibatches": 2,
+        }  # fmt: skip
+        rollout = {**COMMON["rollout"], "cpus_per_engine": 0.5, "threads": 1}
+        config = {"algorithm": "ppo", "ppo": block, "steps": 2, "placement": two, "rollout": rollout}
+        output, context = run(tmp_path / str(number), config, model, RayCluster(), inputs)
+        lines.append([without_times(metrics) for _, metrics in context.logs])
+        kept.append([(output.folder / path / "model.safetensors").read_bytes() for path in (".", "critic")])
+    assert len(lines[0]) == 2
+    assert lines[1] == lines[0]
+    assert kept[1] == kept[0]

@@ -40,8 +40,8 @@ class Weights:
 class Worker(SnapshotWorker):
     """Its weights are the number of the step. `gate` must be open for a checkpoint to be written."""
 
-    def __init__(self, context: LocalContext, gate: threading.Event) -> None:
-        super().__init__(context)
+    def __init__(self, context: LocalContext, gate: threading.Event, name: str = "") -> None:
+        super().__init__(context, name)
         self.weights, self._gate = Weights(), gate
 
     def parts(self) -> Mapping[str, Stateful]:
@@ -74,16 +74,22 @@ class Driver:
 class Run:
     """A run of steps in `folder`; a new one in the same folder is the job that goes on."""
 
-    def __init__(self, folder: Path, **config: Any) -> None:
+    def __init__(self, folder: Path, *others: str, **config: Any) -> None:
+        """others: names of further groups of ranks."""
         self.context, self.gate, self.driver = LocalContext(folder), threading.Event(), Driver()
         self.gate.set()
         self.group = InlineGroup(Worker, self.context, self.gate)
         settings = {"every_minutes": None, **config}
-        self.checkpoints = Checkpointing(CheckpointConfig(**settings), self.context, self.group, {"own": self.driver})
+        self.others = {name: InlineGroup(Worker, self.context, self.gate, name) for name in others}
+        self.checkpoints = Checkpointing(
+            CheckpointConfig(**settings), self.context, self.group, {"own": self.driver}, self.others
+        )
 
     def steps(self, first: int, last: int, *, wait: bool = True) -> None:
         for step in range(first, last + 1):
             self.group.call(Worker.step, step)
+            for group in self.others.values():
+                group.call(Worker.step, 100 * step)
             self.driver.drawn = 10 * step
             self.context.log(step, {"loss": 1 / step})
             self.checkpoints.after(step)
@@ -112,6 +118,21 @@ def test_a_new_job_goes_on_from_the_newest_with_everything(tmp_path: Path) -> No
     assert new.checkpoints.steps_left(4) == 2
     new.steps(5, 6)
     assert new.kept() == [6]
+
+
+def test_a_group_with_state_of_its_own_goes_on_where_it_was(tmp_path: Path) -> None:
+    Run(tmp_path, "critic", every_steps=2).steps(1, 3)
+    new = Run(tmp_path, "critic", every_steps=2)
+    assert new.checkpoints.resume(10) == 2
+    assert [group.call(Worker.tensors)[0]["w"][0].item() for group in (new.group, new.others["critic"])] == [2, 200]
+    with pytest.raises(StageError, match="of step 2, has the critic on its own workers: set its placement as it was"):
+        Run(tmp_path, every_steps=2).checkpoints.resume(10)
+
+
+def test_a_group_without_state_in_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    Run(tmp_path, every_steps=2).steps(1, 3)
+    with pytest.raises(StageError, match="of step 2, has the critic on the policy's workers"):
+        Run(tmp_path, "critic", every_steps=2).checkpoints.resume(10)
 
 
 def test_none_is_where_a_new_run_begins(tmp_path: Path) -> None:
@@ -268,6 +289,8 @@ def test_without_layouts_a_checkpoint_is_for_as_many_ranks(tmp_path: Path, ranks
     def without_layouts(content: bytes) -> bytes:
         manifest = json.loads(content)
         files = [file for file in manifest["files"] if not file["path"].endswith(".layout.json")]
+        (own,) = (file for file in files if file["path"] == "rank0.safetensors")
+        files += [{**own, "path": f"rank{rank}.safetensors"} for rank in range(1, ranks)]
         return json.dumps({**manifest, "ranks": ranks, "replicas": ranks, "files": files}).encode()
 
     run = Run(tmp_path, every_steps=1)
