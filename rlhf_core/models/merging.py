@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,14 @@ class MergedWeights:
         return merged.to(self._dtype)
 
 
-def merged_layout(model_folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return a model's merged weights as tensors without memory, by name."""
+def merged_layout(model_folder: Path, dtype: torch.dtype, adapter: Iterable[str] = ()) -> dict[str, Tensor]:
+    """Return a model's merged weights as tensors without memory, by name; those that `adapter` changes need gradients.
+
+    adapter: names of its tensors.
+    """
     layout = read_layout(model_folder, dtype)
+    for name in layout.keys() & _changed(adapter):
+        layout[name].requires_grad_()
     if read_object(model_folder / "config.json").get("tie_word_embeddings"):
         layout.pop("lm_head.weight", None)
     return layout
@@ -83,6 +88,14 @@ def _deltas(adapter: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
         f"{module.removeprefix(_PREFIX)}.weight": scaling
         * (adapter[f"{module}.lora_B.weight"].float() @ adapter[f"{module}.lora_A.weight"].float())
         for module in sorted(modules)
+    }
+
+
+def _changed(adapter: Iterable[str]) -> set[str]:
+    """Return the weights of the base model that an adapter changes, by the names of its tensors."""
+    return {
+        f"{name.rpartition('.lora_')[0]}.weight" if ".lora_" in name else name
+        for name in (each.removeprefix(_PREFIX) for each in adapter)
     }
 
 

@@ -64,9 +64,11 @@ def saved_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def stored_layout(model: nn.Module) -> dict[str, Tensor]:
-    """Name, shape and dtype of each tensor of a folder of `model`, as tensors without memory."""
+    """Name, shape and dtype of each tensor of a folder of `model`, and whether it is trained, as tensors without
+    memory.
+    """
     empty = {
-        name: torch.empty(full_shape(tensor), dtype=tensor.dtype, device="meta")
+        name: torch.empty(full_shape(tensor), dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad)
         for name, tensor in saved_weights(model).items()
     }
     return {

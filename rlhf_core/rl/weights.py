@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
 import torch.distributed as dist
+from torch import Tensor
 
 from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.training.state import RankState, copy_into
 
 WeightSource = Literal["live", "average"]
+
+
+def never_changed(layout: Mapping[str, Tensor]) -> frozenset[str]:
+    """Return the tensors that no update changes, nor any other of their block, which an engine may fuse with them.
+
+    layout: trained tensors need gradients. The block of `layers.0.mlp.up_proj.weight` is `layers.0.mlp`.
+    """
+    changed = {_block(name) for name, tensor in layout.items() if tensor.requires_grad}
+    return frozenset(name for name in layout if _block(name) not in changed)
+
+
+def _block(name: str) -> str:
+    return ".".join(name.split(".")[:-2])
 
 
 class WeightAverage:

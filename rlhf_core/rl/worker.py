@@ -25,7 +25,7 @@ from rlhf_core.models.routing import experts_per_token
 from rlhf_core.rl.critic import save_critic, update_critic
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
 from rlhf_core.rl.scoring import SharedBase, load_model, scores
-from rlhf_core.rl.weights import WeightAverage, WeightSource
+from rlhf_core.rl.weights import WeightAverage, WeightSource, never_changed
 from rlhf_core.rollout.transport.base import Transport, WeightManifest, Weights, digested, take_all
 from rlhf_core.rollout.transport.collective import Collective
 from rlhf_core.rollout.transport.folder import Files, SharedFolder, read_files, weights_folder
@@ -148,8 +148,9 @@ class RLWorker(SnapshotWorker):
             return None
         layout = self._policy.weight_layout()
         if self._merges:
-            layout = merged_layout(self._folders[POLICY], torch_dtype(self._config.engine.dtype))
-        manifest = WeightManifest.of(version, layout)
+            layout = merged_layout(self._folders[POLICY], torch_dtype(self._config.engine.dtype), adapter=layout)
+        # A hybrid engine drops all weights when it goes to sleep.
+        manifest = WeightManifest.of(version, layout, frozenset() if self._config.hybrid else never_changed(layout))
         if self._config.rollout.transport == "collective":
             self._offered = self._collective(engines)
         else:
@@ -171,7 +172,9 @@ class RLWorker(SnapshotWorker):
         try:
             with self._using(source):
                 weights = self._served_weights()
-                transport.send(digested(weights, digests) if dist.get_rank() == 0 else weights, manifest)
+                if dist.get_rank() == 0:
+                    weights = digested(weights, digests)
+                transport.send(manifest.sent(weights), manifest)
         except BaseException:
             self._store = None  # engines that have not joined yet fail at once
             raise

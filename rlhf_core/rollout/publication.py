@@ -26,17 +26,23 @@ class Publication:
 
 @contextmanager
 def publication_of(
-    state: Mapping[str, Tensor], version: int, *, dtype: torch.dtype | None = None, lora: LoraConfig | None = None
+    state: Mapping[str, Tensor],
+    version: int,
+    *,
+    dtype: torch.dtype | None = None,
+    lora: LoraConfig | None = None,
+    unchanged: frozenset[str] = frozenset(),
 ) -> Iterator[Publication]:
     """Write weights in memory to a folder, and yield their publication.
 
-    state: the whole model or, with `lora`, the adapter. dtype: to cast to, as the engine would do.
+    state: the whole model or, with `lora`, the adapter. dtype: to cast to, as the engine would do. unchanged: names
+    that are not written.
     """
     tensors = published_tensors(state, dtype)
-    manifest, digests = WeightManifest.of(version, tensors), dict[str, str]()
+    manifest, digests = WeightManifest.of(version, tensors, unchanged), dict[str, str]()
     with weights_folder(manifest.num_bytes) as folder:
         transport = SharedFolder(folder, lora)
-        transport.send(digested(tensors.items(), digests), manifest)
+        transport.send(manifest.sent(digested(tensors.items(), digests)), manifest)
         yield Publication(transport, replace(manifest, digests=digests), lambda: read_files(folder))
 
 

@@ -23,13 +23,19 @@ class WeightManifest:
     version: int
     shapes: Mapping[str, tuple[int, ...]]  # by the name of each tensor, in the order in which they are sent
     dtypes: Mapping[str, torch.dtype]
+    unchanged: frozenset[str] = frozenset()  # tensors that are not sent: engines have them since they started
     digests: Mapping[str, str] = field(default_factory=dict)  # as sent; empty before, since sending computes them
 
     @classmethod
-    def of(cls, version: int, layout: Mapping[str, Tensor]) -> WeightManifest:
-        """Describe `layout`, of which only shapes and dtypes are read."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in layout.items()}
-        return cls(version, shapes, {name: tensor.dtype for name, tensor in layout.items()})
+    def of(cls, version: int, layout: Mapping[str, Tensor], unchanged: frozenset[str] = frozenset()) -> WeightManifest:
+        """Describe `layout`, of which only shapes and dtypes are read. unchanged: names that are not sent."""
+        sent = {name: tensor for name, tensor in layout.items() if name not in unchanged}
+        shapes = {name: tuple(tensor.shape) for name, tensor in sent.items()}
+        return cls(version, shapes, {name: tensor.dtype for name, tensor in sent.items()}, unchanged)
+
+    def sent(self, weights: Weights) -> Iterator[tuple[str, Tensor]]:
+        """Yield those of `weights` that are sent."""
+        return ((name, tensor) for name, tensor in weights if name not in self.unchanged)
 
     @property
     def layout(self) -> dict[str, Tensor]:

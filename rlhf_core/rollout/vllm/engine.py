@@ -246,6 +246,8 @@ class VllmEngine(RolloutEngine):
         if self._tied:
             expected.pop("lm_head.weight", None)
             published.pop("lm_head.weight", None)
+        for name in manifest.unchanged:
+            expected.pop(name, None)
         wrong = sorted(name for name in expected.keys() | published.keys() if expected.get(name) != published.get(name))
         if wrong:
             few = ", ".join(f"{n} (engine {expected.get(n)}, published {published.get(n)})" for n in wrong[:5])

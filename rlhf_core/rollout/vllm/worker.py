@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ class PublishedWeights:
 
     _given: Mapping[str, GivenTensor] = {}  # tensors that it packs or shares with other workers, as received last
     _given_before: Mapping[str, GivenTensor] = {}
+    _knows_unchanged = False  # whether it has recorded the tensors that no publish has
     _unread_digests: dict[str, str]  # of received tensors that cannot be read back
     _given_adapter: dict[str, Tensor]
     _adapter_scaling: float
@@ -59,6 +60,9 @@ class PublishedWeights:
         worker: Any = self
         model = worker.model_runner.get_model()
         layers = list(self._served_layers())
+        if manifest.unchanged and not self._knows_unchanged:
+            take_all(self._recorded(self._initial(manifest.unchanged), layers, version=0))
+            self._knows_unchanged = True
         if current_platform.is_cpu():
             forget_kernels(model)
         weights = self._recorded(transport.receive(manifest, worker.rank), layers, manifest.version)
@@ -86,7 +90,15 @@ class PublishedWeights:
             elif name not in readable:
                 unread[name] = tensor_digest(tensor)
             yield name, tensor
-        self._given, self._given_before, self._unread_digests = given, self._given, unread
+        self._given, self._given_before = {**self._given, **given}, self._given
+        self._unread_digests = {**getattr(self, "_unread_digests", {}), **unread}
+
+    def _initial(self, names: Set[str]) -> Weights:
+        """Yield those of the weights that the engine was started with."""
+        config = cast(Any, self).model_config
+        for name, tensor in read_safetensors(Path(config.model)):
+            if name in names:
+                yield name, tensor.to(config.dtype)
 
     def free_memory(self) -> None:
         """Free unused memory on CPU, where other processes share it.
@@ -128,12 +140,11 @@ class PublishedWeights:
             ]
         layers = list(self._served_layers())
         if not hasattr(self, "_unread_digests"):  # before the first publish, it serves its initial weights
-            dtype, initial = worker.model_config.dtype, read_safetensors(Path(worker.model_config.model))
             known = {
                 name for layer in layers for name, s in zip(layer.published, layer.shards, strict=True) if s.is_whole
             }
-            unknown = ((name, tensor.to(dtype)) for name, tensor in initial if name not in known)
-            take_all(self._recorded(unknown, layers, version=0))
+            unknown = read_shapes(Path(worker.model_config.model)).keys() - known
+            take_all(self._recorded(self._initial(unknown), layers, version=0))
         return [
             *(shard for layer in layers for shard in self._read_back(layer, whole)),
             *(

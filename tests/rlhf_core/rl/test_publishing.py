@@ -85,6 +85,30 @@ def weights_of(model: Input) -> dict[str, Any]:
     return load_file(model.folder / "model.safetensors")
 
 
+ATTENTION = {f"model.layers.{layer}.self_attn.{part}_proj.weight" for layer in (0, 1) for part in "qkvo"}
+
+
+@pytest.mark.parametrize("transport", ["folder", "collective"])
+def test_what_an_adapter_leaves_as_it_was_does_not_travel(model: Input, tmp_path: Path, transport: str) -> None:
+    """All of a block is sent: engines fuse queries, keys and values. The digests are those of all tensors."""
+    config = over(transport, rl_config("grpo", lora={"rank": 2, "target_modules": ("q_proj",)}))
+    ours, _ = trainer(config, model, tmp_path)
+    updated(config, ours)
+    engine = TorchEngine(model.folder, max_length=8)
+    with ours.publication(1) as weights:
+        manifest = hand_over(InlineEngines(engine), weights)
+    assert manifest.shapes.keys() == ATTENTION
+    assert manifest.unchanged == weights_of(model).keys() - ATTENTION
+    assert manifest.digests == ours.digests() == {tensor.name: tensor.digest for tensor in engine.served()}
+
+
+def test_an_engine_that_forgets_its_weights_gets_all_of_them(model: Input, tmp_path: Path) -> None:
+    config = rl_config("grpo", lora={"rank": 2}).model_copy(update={"hybrid": True})
+    ours, _ = trainer(config, model, tmp_path)
+    with ours.publication(1) as weights:
+        assert weights.manifest.shapes.keys() == weights_of(model).keys()
+
+
 class Spoiled(TorchEngine):
     """Changes one bit of what arrives."""
 

@@ -66,6 +66,25 @@ def spoil_plain(worker: Any, name: str) -> None:
     worker.model_runner.get_model().get_parameter(name).data[3] += 1e-6
 
 
+def test_weights_that_do_not_travel_are_proven_too(served: Served) -> None:
+    """A publish has the attention alone. Its proof misses other weights that the engine, or the trainer, changed."""
+    model, engine = served
+    before = Expected(20, [], publish(engine, model.state_dict(), 20))
+    unchanged = frozenset(name for name in before.digests if "self_attn" not in name)
+    disturb(model, seed=20, only="self_attn")
+    digests = publish(engine, model.state_dict(), 21, unchanged=unchanged)
+    assert prove(model, engine, 21, digests, tolerance=1e-4).not_read_back == ()
+    disturb(model, seed=21, only="0.mlp.down_proj")
+    digests = publish(engine, model.state_dict(), 22, unchanged=unchanged)
+    with pytest.raises(WeightSyncError, match=r"layers\.0\.mlp\.down_proj\.weight still has the values of version 20;"):
+        prove(model, engine, 22, digests, before)
+    digests = publish(engine, model.state_dict(), 23)
+    engine.in_worker(spoil, "model.layers.1.mlp.down_proj", 5, 33)
+    publish(engine, model.state_dict(), 24, unchanged=unchanged)
+    with pytest.raises(WeightSyncError, match=r"layers\.1\.mlp\.down_proj\.weight has other values;"):
+        prove(model, engine, 24, digests)
+
+
 @pytest.mark.parametrize(
     ("module", "row", "named"),
     [("self_attn.qkv_proj", 5, "q_proj"), ("self_attn.qkv_proj", 127, "v_proj"), ("mlp.gate_up_proj", 100, "up_proj")],
