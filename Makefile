@@ -7,8 +7,8 @@ LINTED := rlhf_core flows tasks deployments tests benchmarks examples
 MUTATIONS := tests/rlhf_core/recipe/test_recipe_property.py tests/rlhf_core/preflight/test_model_folder_property.py \
 	tests/rlhf_core/data/test_mutated_data.py
 
-# With KIT, a folder that `make kit` has filled, the GPU checks run in PYTHON with the kit's packages, and need no .venv.
-WITHOUT ?= torch
+# KIT is a folder that `make kit` has filled: set-up takes all packages from it. The GPU checks run in PYTHON with its packages, and
+# need no .venv.
 CHECKS_PYTHON = $(if $(KIT),PYTHONPATH=$(KIT)/site $(PYTHON),$(BIN)/python)
 
 PYTEST := $(QUICK) $(BIN)/python -m pytest
@@ -18,8 +18,8 @@ PYTEST := $(QUICK) $(BIN)/python -m pytest
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
 
-setup:  ## make .venv with the tested versions; nothing to do when it is there
-	@$(PYTHON) deployments/setup.py
+setup:  ## make .venv with the tested versions; nothing to do when it is there; KIT=FOLDER where there is no network
+	@$(PYTHON) -m deployments.setup $(KIT)
 
 demo: setup  ## start the local stack and run the recipe `tiny` to its report
 	@$(BIN)/alignment up
@@ -58,16 +58,18 @@ mutants: setup  ## faults that the tests must find, planted one at a time; MUTAN
 rl-matrix: setup  ## RL on 2 ranks and 2 engines in all 16 combinations, killed and resumed; about an hour
 	@$(QUICK) $(BIN)/python -m tests.rl_matrix
 
-kit:  ## wheels of what a GPU machine without a network lacks; PYTHON=3.12 WITHOUT=torch,transformers KIT=kit
+kit:  ## wheels for a machine without a network; FOR=cpu, gpu or gpu-checks, PYTHON=3.12 WITHOUT=torch,transformers PART_MB=60 KIT=kit
 	@test -x $(BIN)/python || { echo "kit: run make setup first" >&2; exit 1; }
-	@$(BIN)/python -m deployments.kit --python $(PYTHON) --without $(WITHOUT) $(or $(KIT),kit)
+	@$(BIN)/python -m deployments.kit $(if $(filter-out file,$(origin PYTHON)),--python '$(PYTHON)') $(if $(FOR),--for '$(FOR)') \
+		$(if $(WITHOUT),--without '$(WITHOUT)') $(if $(PART_MB),--part-mb '$(PART_MB)') '$(or $(KIT),kit)'
 
 gpu-checks: $(if $(KIT),kit-site,setup)  ## what one GPU computes, against float64; KIT=FOLDER where there is no network
 	@HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(CHECKS_PYTHON) -m pytest -q --tb=short --show-capture=no -p no:cacheprovider \
 		--confcutdir=tests/gpu --durations=5 tests/gpu
 
 kit-site:
-	@$(PYTHON) -m pip install -q --no-index --no-deps --no-compile --upgrade --target $(KIT)/site $(KIT)/part-*/*.whl
+	@wheels=$$($(PYTHON) -m deployments.kit_folder $(KIT) $(KIT)/joined) && \
+		$(PYTHON) -m pip install -q --no-index --no-deps --no-compile --upgrade --target $(KIT)/site $$wheels
 
 check: lint types unit  ## what the pre-commit hook runs: format, lint, types, unit tests
 

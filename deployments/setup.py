@@ -1,5 +1,7 @@
 """Create `.venv`: check the machine, choose the CPU or the GPU build, install the tested versions.
 
+With the folder of a kit (`make kit`) as its argument, packages come from there alone.
+
 Uses only the standard library, and syntax that an old Python can parse, so that it can print what to do. A stamp in the
 environment makes further calls return within milliseconds.
 """
@@ -7,12 +9,16 @@ environment makes further calls return within milliseconds.
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+
+from deployments import kit_folder
+from deployments.kit_folder import KitError
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
@@ -32,16 +38,18 @@ def main() -> int:
     try:
         device = choose_device(os.environ.get("ALIGNMENT_DEVICE", ""))
         check_python(sys.version_info[:2])
+        kit = Path(sys.argv[1]).resolve() if sys.argv[1:] else None
+        left_out = check_kit(kit, device, sys.version_info[:2]) if kit else []
         stamp = VENV / "alignment-setup"
         state = fingerprint(device)
         if stamp.is_file() and stamp.read_text() == state:
             return 0
         check_machine(device)
-        create_environment()
-        install(device)
+        create_environment(bool(left_out))
+        install(device, kit, left_out)
         compile_operators(device)
         stamp.write_text(state)
-    except SetupError as error:
+    except (SetupError, KitError) as error:
         print("setup: %s" % error, file=sys.stderr)
         return 1
     print("setup: done (%s build) in %s" % (device, VENV))
@@ -67,6 +75,23 @@ def choose_device(requested: str) -> str:
         return "cpu"
     listing = subprocess.run([program, "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     return "gpu" if listing.returncode == 0 and b"GPU " in listing.stdout else "cpu"
+
+
+def check_kit(kit: Path, device: str, version: "tuple[int, ...]") -> "list[str]":
+    """Return the packages that a kit was collected without, which this Python must have."""
+    description = kit_folder.read(kit)
+    if description["for"] != device:
+        raise SetupError(
+            "the kit %s is for %s, and this is a set-up for %s: collect it with `make kit FOR=%s`, or set "
+            "ALIGNMENT_DEVICE." % (kit, description["for"], device, device)
+        )
+    if description["python"] != "%d.%d" % tuple(version):
+        raise SetupError(
+            "the kit %s is for Python %s, and this is Python %d.%d: name the other one, as in `make setup KIT=%s "
+            "PYTHON=python%s`." % (kit, description["python"], version[0], version[1], kit, description["python"])
+        )
+    left_out = description["without"]  # type: list[str]
+    return left_out
 
 
 def check_machine(device: str) -> None:
@@ -129,11 +154,13 @@ def fingerprint(device: str) -> str:
     return digest.hexdigest()
 
 
-def create_environment() -> None:
+def create_environment(with_those_of_python: bool) -> None:
+    """Create .venv if it is not there; `with_those_of_python`: it has the packages of this Python too."""
     if (VENV / "bin" / "python").is_file() and (VENV / "bin" / "pip").is_file():
         return
     print("setup: creating %s" % VENV, flush=True)
-    done = subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], stdout=subprocess.PIPE)
+    sites = ["--system-site-packages"] if with_those_of_python else []
+    done = subprocess.run([sys.executable, "-m", "venv", "--clear", *sites, str(VENV)], stdout=subprocess.PIPE)
     if done.returncode:
         raise SetupError(
             "Python cannot create a virtual environment: install its module, for example with "
@@ -141,32 +168,52 @@ def create_environment() -> None:
         )
 
 
-def install(device: str) -> None:
+def install(device: str, kit: "Path | None", left_out: "list[str]") -> None:
     print("setup: installing the %s build; this takes some minutes" % device, flush=True)
-    pip("install", "--no-deps", "-r", str(LOCKS[device]))
+    if kit:
+        install_kit(kit, LOCKS[device], left_out)
+    else:
+        pip("install", "--no-deps", "-r", str(LOCKS[device]))
     if device == "cpu":
         pip("uninstall", "-y", *UNWANTED_ON_CPU)
     pip("install", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
 
 
-def pip(*arguments: str) -> None:
+def install_kit(kit: Path, lock: Path, left_out: "list[str]") -> None:
+    """Install a lock from a kit, without an index. Of the packages `left_out` any version that is there will do."""
+    with tempfile.TemporaryDirectory(dir=str(VENV)) as folder:
+        wheels = kit_folder.joined(kit, Path(folder) / "joined")
+        links = ["--find-links=%s" % place for place in sorted({wheel.parent for wheel in wheels})]
+        pins = Path(folder) / lock.name
+        pins.write_text(unpinned(lock.read_text(), left_out))
+        pip("install", "--no-deps", "--no-index", *links, "-r", str(pins), of_kit=True)
+
+
+def unpinned(lock: str, names: "list[str]") -> str:
+    """Return the text of a lock with these packages in any version."""
+
+    def free(pin: "re.Match[str]") -> str:
+        return pin.group(1) if re.sub("[-_.]+", "-", pin.group(1)).lower() in names else pin.group()
+
+    return re.sub(r"^([\w.-]+)==[^;\s]+", free, lock, flags=re.MULTILINE)
+
+
+def pip(*arguments: str, of_kit: bool = False) -> None:
     """Run pip. Raises SetupError with the remedy for pip's error."""
     command = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", *arguments]
     log = VENV / "setup.log"
     lines = []
-    with log.open("a") as out:
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with process, log.open("a") as out:
         out.write("\n$ %s\n" % " ".join(command))
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT)
         assert process.stdout is not None
         for raw in process.stdout:
             line = raw.decode("utf-8", errors="replace")
             out.write(line)
             lines.append(line)
             show_progress(line, sum(text.startswith("Collecting ") for text in lines))
-        process.wait()
     if process.returncode:
-        raise SetupError("%s. pip's full log: %s." % (explain("".join(lines)).rstrip("."), log))
+        raise SetupError("%s. pip's full log: %s." % (explain("".join(lines), of_kit).rstrip("."), log))
 
 
 def show_progress(line: str, collected: int) -> None:
@@ -176,10 +223,16 @@ def show_progress(line: str, collected: int) -> None:
         print("setup: installing them", flush=True)
 
 
-def explain(output: str) -> str:
-    """Return one sentence about a failure of pip, from its output."""
+def explain(output: str, of_kit: bool = False) -> str:
+    """Return one sentence about a failure of pip, from its output; `of_kit`: that had a kit in place of an index."""
     errors = [line[len("ERROR:") :].strip() for line in output.splitlines() if line.startswith("ERROR:")]
     text = " ".join(errors)
+    absent = [error for error in errors if "No matching distribution" in error]
+    if of_kit and absent:
+        return (
+            "the kit lacks a package, %s: install it in this Python if the kit was collected without it, or collect "
+            "the kit again from this version of the repository." % absent[-1]
+        )
     if "torch==" in text and "+cpu" in text:
         return (
             "pip cannot find PyTorch's CPU build: give it PyTorch's CPU wheel index, whose address is on PyTorch's "
@@ -188,8 +241,8 @@ def explain(output: str) -> str:
     if "No space left on device" in output:
         return "the disk is full: free some space and repeat `make setup`."
     if "No matching distribution" in text or "Could not find a version" in text:
-        last = [error for error in errors if "No matching distribution" in error] or errors
-        return "pip cannot find a package, %s: check the network and pip's index, then repeat `make setup`." % last[-1]
+        last = (absent or errors)[-1]
+        return "pip cannot find a package, %s: check the network and pip's index, then repeat `make setup`." % last
     return "pip failed, %s: repeat `make setup`." % (errors[-1] if errors else "without a message")
 
 

@@ -46,7 +46,8 @@ def test_the_script_parses_on_an_old_python() -> None:
     """It must get as far as that sentence: nothing in it may be newer than Python 3.7."""
     import ast
 
-    ast.parse((ROOT / "deployments" / "setup.py").read_text(encoding="utf-8"), feature_version=(3, 7))
+    for file in ("__init__.py", "setup.py", "kit_folder.py"):
+        ast.parse((ROOT / "deployments" / file).read_text(encoding="utf-8"), feature_version=(3, 7))
 
 
 def test_no_compiler() -> None:
@@ -134,7 +135,7 @@ def test_full_disk() -> None:
 
 def test_a_failure_ends_the_script_with_one_line_and_exit_code_1() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "deployments" / "setup.py")],
+        [sys.executable, "-m", "deployments.setup"], cwd=ROOT,
         env={**os.environ, "ALIGNMENT_DEVICE": "tpu"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (
