@@ -26,6 +26,7 @@ from rlhf_core.tracking.protocol import Progress
 from tasks.job_end import JobCancelledError, JobEndedError, in_one_line, require_success
 from tasks.job_log import JobLog
 from tasks.job_request import JobRequest, is_job_id
+from tasks.shipped_code import shipped_code
 
 _REQUEST_SECONDS = 30.0
 _POLL_SECONDS = 0.5
@@ -209,14 +210,16 @@ class RayJobs:
             self._store_variables(package, hidden)
             shown[forwarding.NAME_VARIABLE] = package
         try:
-            submitted: str = self._client.submit_job(
-                submission_id=job_id,
-                entrypoint=request.entrypoint,
-                entrypoint_num_cpus=request.cpus,
-                entrypoint_memory=request.memory or None,
-                runtime_env=runtime_environment({**_OF_EVERY_JOB, **_stop_variables(), **shown}),
-                metadata=dict(request.metadata),
-            )
+            with shipped_code() as code:
+                environment = runtime_environment({**_OF_EVERY_JOB, **_stop_variables(), **shown})
+                submitted: str = self._client.submit_job(
+                    submission_id=job_id,
+                    entrypoint=request.entrypoint,
+                    entrypoint_num_cpus=request.cpus,
+                    entrypoint_memory=request.memory or None,
+                    runtime_env=environment | ({} if code is None else {"working_dir": str(code)}),
+                    metadata=dict(request.metadata),
+                )
         except RuntimeError:
             self._discard_variables(package)
             raise

@@ -148,6 +148,7 @@ VARIABLES: Mapping[str, Variable] = {
     "ALIGNMENT_RAY_CPUS": Variable(_whole_number("the number of CPUs that Ray offers,", 1, 4096)),
     "ALIGNMENT_RECIPES": Variable(_folder_of_recipes),
     "ALIGNMENT_SERVE_TOKEN": Variable(_token, secret=True),
+    "ALIGNMENT_SHIP_CODE": Variable(_one_of("0", "1")),
     "ALIGNMENT_STACK_DIR": Variable(_stack_folder),
     "ALIGNMENT_STACK_TIMEOUT": Variable(_number("a number of seconds", "180", above=-1)),
     "ALIGNMENT_STOP_SECONDS": Variable(_number("the seconds that a stopped job has for a checkpoint", "5", above=-1)),

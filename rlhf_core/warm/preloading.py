@@ -18,6 +18,7 @@ from pkgutil import resolve_name
 
 import rlhf_core
 from rlhf_core.config.engines.rollout import ENGINES
+from rlhf_core.config.plugins import installed
 
 # Imports of the shipped stages' jobs, ranks and engines that take most of the time. `.*`: all modules below.
 LIBRARIES = (
@@ -77,10 +78,12 @@ def our_files() -> dict[str, int]:
 
 
 def forget_our_modules(files: Mapping[str, int]) -> None:
-    """Drop our modules unless this process's `sys.path` leads to the same files, unchanged since `files`."""
+    """Drop our modules and those of plugins unless `sys.path` leads to the same files, unchanged since `files`."""
     specs = (finder.find_spec("rlhf_core", None) for finder in sys.meta_path)
     origin = next((spec.origin for spec in specs if spec is not None), None)
     if origin == rlhf_core.__file__ and our_files() == files:
         return
-    for name in [name for name in sys.modules if name.split(".")[0] == "rlhf_core"]:
+    # A plugin's lines of tables are objects of our classes, which are about to be others.
+    tops = {point.module.split(".")[0] for points in installed().values() for _, point in points} | {"rlhf_core"}
+    for name in [name for name in sys.modules if name.split(".")[0] in tops]:
         del sys.modules[name]

@@ -29,6 +29,7 @@ WRONG = {
     "ALIGNMENT_RAY_CPUS": "many",
     "ALIGNMENT_RECIPES": "/no/such/folder",
     "ALIGNMENT_SERVE_TOKEN": "two words",
+    "ALIGNMENT_SHIP_CODE": "yes",
     "ALIGNMENT_STACK_DIR": "~nobody-here/x",
     "ALIGNMENT_STACK_TIMEOUT": "-1",
     "ALIGNMENT_STOP_SECONDS": "soon",
@@ -122,7 +123,8 @@ def test_the_sentence_says_how_to_correct_it(
     ("name", "value"),
     [
         ("ALIGNMENT_AUTOSCALING", "1"), ("ALIGNMENT_CACHE", "/tmp/a/b/c"), ("ALIGNMENT_CACHE", "~/cache"),
-        ("ALIGNMENT_CACHE_GIB", "0.5"), ("ALIGNMENT_RAY_CPUS", "7"), ("ALIGNMENT_STACK_DIR", "relative"),
+        ("ALIGNMENT_CACHE_GIB", "0.5"), ("ALIGNMENT_RAY_CPUS", "7"),
+        ("ALIGNMENT_SHIP_CODE", "1"), ("ALIGNMENT_STACK_DIR", "relative"),
         ("ALIGNMENT_STACK_TIMEOUT", "0"), ("ALIGNMENT_STORE", "s3://bucket/prefix"), ("ALIGNMENT_STORE", "~/store"),
         ("ALIGNMENT_STORE", "file:///store"), ("ALIGNMENT_WARM", "0"), ("ALIGNMENT_WORKDIR", "/tmp"),
     ],

@@ -103,6 +103,24 @@ def test_our_own_code_is_there_while_its_files_are_as_they_were(tmp_path: Path) 
         warm.end()
 
 
+def test_a_plugin_is_imported_again_with_our_code(tmp_path: Path) -> None:
+    """Its lines of tables, which the warm process has read, are objects of our classes as they were."""
+    root, sent = tmp_path / "ours", tmp_path / "sent"
+    shutil.copytree(ROOT / "rlhf_core", root / "rlhf_core")
+    (about := root / "mine-1.0.dist-info").mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[alignment.engines]\nmine = mine:ENTRY\n")
+    line = "dataclasses.replace(rollout.EngineEntry(rollout.VllmEngineConfig, 'a', 'b', 'c', 'd', (), 'builtins:int'))"
+    (root / "mine.py").write_text(f"import dataclasses\nfrom rlhf_core.config.engines import rollout\nENTRY = {line}\n")
+    shutil.copytree(root, sent)
+    code = "from rlhf_core.config.engines.rollout import ENGINES; import mine; print(sorted(ENGINES), mine.__file__)"
+    warm = Warm(tmp_path, root)
+    try:
+        assert warm.run(code, PYTHONPATH=str(sent))[1:] == (f"['mine', 'vllm'] {sent / 'mine.py'}\n", "")
+    finally:
+        warm.end()
+
+
 def test_a_module_that_was_imported_can_be_run(warm: Warm) -> None:
     command = [sys.executable, "-IS", client.__file__, "-m", "rlhf_core.errors"]
     done = subprocess.run(command, cwd=warm.folder, env=warm.environment, capture_output=True, text=True, check=False)
