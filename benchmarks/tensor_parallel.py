@@ -1,6 +1,6 @@
 """Ranks that share the weights of a model: `python -m benchmarks.tensor_parallel [--meshes 1x1 1x2 2x2]`.
 
-Steps of AdamW at ZeRO 2 in float32 on a model of 56M parameters with random weights, on replicas x ranks that share
+Steps of AdamW at ZeRO 2 in float32 on a model of 57M parameters with random weights, on replicas x ranks that share
 each weight. Per mesh, of the first rank: its parameters; the growth of its memory (RssAnon, without pages of files)
 from before the model is loaded to the end of the last step; the seconds of a step and the processor seconds (medians of
 some); and the largest differences of log-probs, and of the whole gradient of a step without ZeRO, from one rank's.
