@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification
+from torch import Tensor
 
 from benchmarks.small_models import small_config, small_model
 from rlhf_core.artifacts.checkpoints import Checkpoint
@@ -25,8 +24,7 @@ from rlhf_core.config.stages.language_models import SFTConfig
 from rlhf_core.division import Division
 from rlhf_core.errors import StageError
 from rlhf_core.mesh import current_mesh
-from rlhf_core.metrics import LossAndMetrics, Sum
-from rlhf_core.models.packed import PolicyModel, ScalarModel
+from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.tensor_parallel import cut_of
 from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.supervised.examples import Shard
@@ -37,9 +35,11 @@ from rlhf_core.training.distributed import join_group
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.rl.one_rank import rl_config, tiny_llama
 from tests.rlhf_core.stages.context import LocalContext, local_input
+from tests.rlhf_core.stages.supervised_runs import base_model
 from tests.rlhf_core.training.mesh_ranks import equal, everywhere
 from tests.rlhf_core.training.ranks import Answer, write_answers
 from tests.rlhf_core.training.sequence_ranks import Ranks, rl_step
+from tests.rlhf_core.training.supervised_step import METHODS, one_step
 from tests.rlhf_core.training.tiny_engine import (
     GRADIENT,
     OPTIMIZER,
@@ -73,6 +73,8 @@ def write_models(folder: Path) -> None:
         torch.manual_seed(0)
         small_model(small_config(kind, **settings)).save_pretrained(folder / kind)
     tiny_llama(folder / "policy")
+    base_model(folder / "words")
+    base_model(folder / "other words", seed=1)
 
 
 def share() -> list[PackedBatch]:
@@ -91,7 +93,7 @@ def whole_gradient(engine: DeepSpeedEngine) -> dict[str, Tensor]:
 
 
 def gradients(folder: Path) -> Iterator[Answer]:
-    """Log-probs, gradients and their norms of whole models, and of a reward model."""
+    """Log-probs, gradients and their norms of whole models, and of preference learning and reward models."""
     for kind in MODELS:
         for optimizer, name in ((GRADIENT, kind), *([(CLIPPED, f"clipped {kind}")] if kind == "qwen3" else [])):
             engine = build(folder / kind, optimizer=optimizer, zero_stage=0)
@@ -100,17 +102,12 @@ def gradients(folder: Path) -> Iterator[Answer]:
             norm = engine.step(share(), loss).gradient_norm
             found = {"norm": norm, "size": sum(p.numel() for p in engine.module.parameters())}
             yield f"gradient {name}", found, {"logprobs": logprobs, **whole_gradient(engine)}
-    torch.manual_seed(0)
-    scored = AutoModelForSequenceClassification.from_config(small_config("llama", num_labels=1))
-    config = EngineConfig(dtype="float32", zero_stage=0)
-    engine = DeepSpeedEngine(ScalarModel(scored), engine=config, optimizer=GRADIENT, total_steps=1)
-    norm = engine.step(share(), squared).gradient_norm
-    yield "gradient rewards", {"norm": norm}, whole_gradient(engine)
-
-
-def squared(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
-    value = (model(part) ** 2 * part.loss_mask).sum()
-    return value, {"loss": Sum(value)}
+    mesh = current_mesh()
+    for method in METHODS:
+        work = folder / f"{method}{mesh.rank}"
+        worker, metrics = one_step(method, folder, work, zero_stage=0, rank=mesh.replica, ranks=mesh.data)
+        assert isinstance(worker.engine, DeepSpeedEngine)
+        yield f"gradient {method}", {"norm": metrics.gradient_norm}, whole_gradient(worker.engine)
 
 
 def steps(folder: Path) -> Iterator[Answer]:

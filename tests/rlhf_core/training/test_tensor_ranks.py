@@ -15,6 +15,7 @@ from rlhf_core.mesh import Mesh
 from tests.rlhf_core.stages.context import local_input
 from tests.rlhf_core.training.ranks import Answer, Answers, of, run_ranks
 from tests.rlhf_core.training.sequence_ranks import rl_step
+from tests.rlhf_core.training.supervised_step import METHODS
 from tests.rlhf_core.training.tensor_ranks import ASKED_OF_ONE, MODELS, STEPS, ppo, write_models
 from tests.rlhf_core.training.tiny_engine import join_group
 
@@ -62,7 +63,7 @@ def alone(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 
 
 @pytest.mark.slow("starts the ranks for all tests of the file")
-@pytest.mark.parametrize("name", [*MODELS, "clipped qwen3", "rewards"])
+@pytest.mark.parametrize("name", [*MODELS, "clipped qwen3", *METHODS])
 def test_logprobs_and_gradients_are_those_of_one_rank(answers: Answers, alone: dict[str, Answer], name: str) -> None:
     _, numbers, expected = alone[f"gradient {name}"]
     found = of(answers, f"gradient {name}")
