@@ -1,8 +1,8 @@
 """RL on two ranks and two engines in every combination of PPO or GRPO, all weights or LoRA, ZeRO 2 or 3, and devices of
-their own or shared, and with the tokens of each batch, or the weights of each layer, shared by both ranks: each killed
-in the middle of a step, resumed, and compared with a run that nothing disturbs.
+their own or shared, with the tokens of each batch, or the weights of each layer, shared by both ranks, and with a
+quantised base: each killed in the middle of a step, resumed, and compared with a run that nothing disturbs.
 
-`python -m tests.rl_matrix` runs all nineteen; `python -m tests.rl_matrix ppo-lora-zero3-hybrid ...` those named.
+`python -m tests.rl_matrix` runs all twenty; `python -m tests.rl_matrix ppo-lora-zero3-hybrid ...` those named.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ COMBINATIONS: dict[str, RLConfig] = {
     "grpo-full-zero3-sequence": two_by_two(3, sequence=2),
     "ppo-lora-zero2-sequence": two_by_two(2, "ppo", lora=True, sequence=2),
     "ppo-full-zero2-tensor": two_by_two(2, "ppo", tensor=2),
+    "grpo-qlora-zero2-own": two_by_two(2, lora=True, quantised=True),
 }
 
 
@@ -49,8 +50,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="rl-matrix-") as temporary:
             folder, began = Path(temporary), time.monotonic()
             config = COMBINATIONS[name]
-            inputs = job_inputs(folder / "inputs", heads=config.engine.tensor_parallel)
-            found = killed_and_whole(config, inputs, folder, address)
+            found = killed_and_whole(config, job_inputs(folder / "inputs", config), folder, address)
             same = found.killed == found.whole
             different += not same
             result = "the same" if same else "DIFFERENT"

@@ -77,8 +77,7 @@ class Shape:
     @property
     def linear(self) -> int:
         """Parameters in the linear layers of the blocks."""
-        head = self.hidden // self.heads
-        attention = 2 * self.hidden * head * (self.heads + self.key_value_heads)
+        attention = 2 * self.hidden * self.head * (self.heads + self.key_value_heads)
         return min(self.parameters, self.layers * (attention + 3 * self.hidden * self.intermediate))
 
 

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf_core.config.base import Dtype
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError
+from rlhf_core.models.folders.targets import quantised_problem
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype
 from rlhf_core.models.merging import MergedWeights, merge_adapter
 from rlhf_core.models.quantisation import rounded, write_rounded
@@ -114,6 +115,16 @@ def test_a_base_that_is_not_rounded_is_refused(original: Path, folder: Path, tmp
     write_rounded(original, tmp_path, "bfloat16")
     with pytest.raises(StageError, match="is not what its quantised layer computes with"):
         loaded(tmp_path, QLORA)  # of another dtype than its training
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"num_experts_per_tok": 2}, "most weights of this model are in stacked experts, which are not quantised"),
+     ({"model_type": "idefics3", "vision_config": {}}, "models that read images are not quantised here; leave it out")],
+)  # fmt: skip
+def test_models_that_are_not_quantised(settings: dict[str, object], says: str) -> None:
+    assert (quantised_problem(settings) or "").startswith(says)
+    assert quantised_problem({"model_type": "llama"}) is None
 
 
 @pytest.mark.parametrize("kind", [{}, {"dora": True}], ids=str)

@@ -186,6 +186,18 @@ def test_memory_by_hand() -> None:
     assert needed[3] == pytest.approx((2 + 4 + 12) * 7.5 / 8, rel=1e-3)
 
 
+def test_memory_of_a_quantised_base_by_hand() -> None:
+    """Linear layers: of attention 2 x 16 x 8 x (2 + 2), of the feed-forward 3 x 16 x 40, in 3 layers; 1000 others."""
+    linear = 3 * (1024 + 1920)
+    shape = Shape(linear + 1000, 16, 40, 3, 2, 2, 8)
+    section = {"dataset": "x", "batch_size": 8, "max_length": 8, "optimizer": {"learning_rate": 1e-5}}
+    whole, packed = (
+        memory(SFTConfig.model_validate({**section, "lora": {"rank": 2, **more}}), shape).worker
+        for more in ({}, {"quantised": "nf4"})
+    )
+    assert whole - packed == (2 - 0.5 - 4 / 64) * linear
+
+
 @pytest.mark.parametrize(
     ("checkpointing", "of_layers"),
     [(False, 3 * (8 * 16 + 4 * 40)), ("selective", 3 * (6 * 16 + 2 * 40) + 288), (True, 3 * 16 + 288)],

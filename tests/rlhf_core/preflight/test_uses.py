@@ -218,6 +218,8 @@ KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
          ["sampled.reference.model: its context is 32 tokens, and sequences have up to rollout.max_length=64: name"]),
         (sampled(FOREIGN, reference={"model": "other"}),
          ["sampled.reference.model: its tokenizer differs from the policy's: name another model, or leave it out"]),
+        (merged_into({}, quantised="nf4"),
+         ["merged.model: `sft` was trained on a quantised base, whose weights this model does not have: leave it out"]),
         (merged_into({"layers": 2}),
          ["merged.model: its num_hidden_layers is 2, but `sft` is an adapter"]),
         (merged_into({"intermediate_size": 16}),

@@ -14,9 +14,11 @@ from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.contract import Input
 from rlhf_core.graph.user_files import user_files
+from rlhf_core.models.quantisation import write_rounded
 from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.table import STAGES
 from rlhf_core.testing.stage import without_times
+from tests.rlhf_core.stages.context import local_input
 from tests.rlhf_core.stages.supervised_runs import base_model, dataset
 
 _SETTINGS: dict[str, Any] = {
@@ -55,6 +57,7 @@ def two_by_two(
     hybrid: bool = False,
     sequence: int = 1,
     tensor: int = 1,
+    quantised: bool = False,
 ) -> RLConfig:
     """Two ranks and two engines, which are to share two devices if `hybrid`. sequence, tensor: ranks that share tokens,
     or weights.
@@ -75,7 +78,7 @@ def two_by_two(
             "threads": 1,
             "serve_adapter": "adapter",
         },
-        lora=_LORA if lora else None,
+        lora={**_LORA, **({"quantised": "nf4"} if quantised else {})} if lora else None,
         dropout=lora,
         hybrid=hybrid,
     )
@@ -95,13 +98,15 @@ def reward(completions, prompts, rows):
 """
 
 
-def job_inputs(folder: Path, *, heads: int = 1) -> dict[str, Input]:
-    """A model that vLLM serves, and prompts. heads: of the model, which ranks that share weights divide."""
+def job_inputs(folder: Path, config: RLConfig | None = None) -> dict[str, Input]:
+    """A model that vLLM serves, and prompts. config: whose ranks share heads, or train on rounded layers."""
     prompts = [{"prompt": [{"role": "user", "content": f"say {letter}"}]} for letter in "abcdefg"]
-    return {
-        "model": base_model(folder / "base", heads=heads, hidden=32 * heads),
-        "dataset": dataset(folder / "data", prompts),
-    }
+    heads = 1 if config is None else config.engine.tensor_parallel
+    model = base_model(folder / "base", heads=heads, hidden=32 * heads)
+    if config is not None and config.quantised is not None:
+        write_rounded(model.folder, folder / "rounded", "float32")
+        model = local_input(folder / "rounded", Kind.BASE_MODEL)
+    return {"model": model, "dataset": dataset(folder / "data", prompts)}
 
 
 def specified(

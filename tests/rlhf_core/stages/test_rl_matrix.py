@@ -22,13 +22,19 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "name", ["grpo-full-zero2-own", "ppo-lora-zero3-hybrid", "ppo-lora-zero2-sequence", "ppo-full-zero2-tensor"]
+    "name",
+    [
+        "grpo-full-zero2-own",
+        "ppo-lora-zero3-hybrid",
+        "ppo-lora-zero2-sequence",
+        "ppo-full-zero2-tensor",
+        "grpo-qlora-zero2-own",
+    ],
 )
 def test_a_killed_job_ends_as_if_it_had_not_been(ray_cluster: None, tmp_path: Path, name: str) -> None:
     address = ray.get_runtime_context().gcs_address
     config = COMBINATIONS[name]
-    inputs = job_inputs(tmp_path / "inputs", heads=config.engine.tensor_parallel)
-    found = killed_and_whole(config, inputs, tmp_path, address)
+    found = killed_and_whole(config, job_inputs(tmp_path / "inputs", config), tmp_path, address)
     assert f'"phase": "resumes after step {found.resumed_after}"' in found.log
     assert found.killed == found.whole
     assert [line["step"] for line in found.whole[1]] == [0, 1, 2, 3, 4]
