@@ -41,6 +41,8 @@ USED_OTHERWISE = {
         ("ReferenceConfig.engine", "PairReferenceConfig.engine"), "ReferencedConfig.reference_engine returns them"
     ),
     "ByRow.column": "of_row and name_of read it",
+    "ModelPlacement.group": "rl.groups.workers_of reads it",
+    "QuantiseConfig.quantisation": "it has one value, which write_rounded computes",
     "AsynchronousConfig.in_flight": "RLConfig.in_flight returns it",
     "RolloutEngineConfig.serve_adapter": "merges_adapters is read",
     "EngineConfig.tokens_per_micro_batch": "micro_batch_tokens returns it",
