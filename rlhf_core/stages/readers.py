@@ -54,8 +54,8 @@ class Readers:
         """
         judged: dict[str, list[float]] = {}
         for (ref, engine, placement), names in self._reward_models().items():
-            role = Role(reward_role(names[0]), ref, "scalar", engine, placement=placement)
-            with self._scores(role, role.name) as scores:
+            role = Role(reward_role(names[0]), ref, "scalar", engine)
+            with self._scores(role, placement, role.name) as scores:
                 rewards = {name: self.rewards[name].reward(scores) for name in names}
                 for part in _parts(read(names[0])):
                     for name, reward in rewards.items():
@@ -71,7 +71,8 @@ class Readers:
         logprobs_by_model: dict[ArtifactRef, list[float]] = {}
         for ref, engine, placement in self._compared():
             logprobs_by_model[ref] = []
-            with self._scores(Role(REFERENCE, ref, "causal", engine, placement=placement), "ref_logprobs") as scores:
+            role = Role(REFERENCE, ref, "causal", engine)
+            with self._scores(role, placement, "ref_logprobs") as scores:
                 for part in _parts(sampled):
                     batch = pack([t.token_ids for t in part], [t.loss_mask for t in part])
                     batch = with_images(batch, [t.prompt.images for t in part], self.processor)
@@ -97,14 +98,13 @@ class Readers:
         return [(ref, *self.config.readers["reference"]) for ref in refs]
 
     @contextmanager
-    def _scores(self, role: Role, name: str) -> Iterator[TokenScores]:
+    def _scores(self, role: Role, placement: Placement, name: str) -> Iterator[TokenScores]:
         """name: as in rl.scoring.Scores."""
-        assert role.placement is not None
         with self.cluster.workers(
-            role.placement, role.engine, FrozenWorker, self.temperature, self.context, [role]
+            placement, role.engine, FrozenWorker, self.temperature, self.context, [role]
         ) as ranks:
             shares_prompts = ranks.call(FrozenWorker.shares_prompts, role.name)[0]
-            tokens = role.engine.micro_batch_tokens(role.placement)
+            tokens = role.engine.micro_batch_tokens(placement)
 
             def scores(batch: PackedBatch) -> Tensor:
                 division = Division.of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from vllm.model_executor.layers.linear import (
@@ -31,17 +31,17 @@ def shards_of(layer: nn.Module, leaf: str, sizes: Sequence[tuple[int, ...]]) -> 
     if not isinstance(layer, LinearBase | VocabParallelEmbedding) or layer.tp_size == 1:
         return whole
     # By the exact class, since one that is derived from it may divide its weights otherwise.
-    kind = type(layer)
+    kind, part = type(layer), cast(Any, layer)
     if isinstance(layer, ReplicatedLinear) or (kind is RowParallelLinear and leaf == "bias"):
         return whole
     if kind is RowParallelLinear:
-        columns = layer.input_size_per_partition
-        return [Shard(1, size[1], (_nth(columns, layer.tp_rank),)) for size in sizes]
+        columns = _nth(part.input_size_per_partition, part.tp_rank)
+        return [Shard(1, size[1], (columns,)) for size in sizes]
     if kind in (VocabParallelEmbedding, ParallelLMHead):
-        indices = layer.shard_indices
+        indices = part.shard_indices
         return [Shard(0, size[0], ((indices.org_vocab_start_index, indices.org_vocab_end_index),)) for size in sizes]
     if kind in _COLUMN_PARALLEL:
-        return _of_outputs(_outputs(layer), [size[0] for size in sizes])
+        return _of_outputs(_outputs(part), [size[0] for size in sizes])
     return None
 
 
@@ -60,7 +60,9 @@ def factor_shard(layer: Any, index: int | None, factor: str, size: tuple[int, ..
     if kind in _COLUMN_PARALLEL:
         outputs = _outputs(layer)
         shards = _of_outputs(outputs if index is None else outputs[index : index + 1], [size[0]])
-        return Shard.whole(size[0]) if factor == "lora_A" else shards and shards[0]
+        if factor == "lora_A":
+            return Shard.whole(size[0])
+        return shards[0] if shards else None
     return None
 
 
