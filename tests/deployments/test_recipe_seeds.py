@@ -31,14 +31,14 @@ RECIPES = {
     "tiny-online-dpo": (),
     "tiny-process": (),
     "tiny-ratings": (),
-    "smollm2-dpo": (),
+    "smollm2-dpo": ("dpo.lora.quantised=nf4",),
 }
 # True for stages whose nodes draw random numbers; both, where it depends on their settings.
 DRAWS = {
     **{name: {True} for name in STAGES},
     **{name: {False} for name in (
         "overlap", "logprobs", "top_logprobs", "merge", "merge_models", "pairs", "unpaired", "best_of_n", "conditional",
-        "conditional_prompts", "score", "round_prompts", "round", "report", "artifact",
+        "conditional_prompts", "score", "round_prompts", "round", "report", "artifact", "quantise",
     )},
     "dataset": {True, False},  # whether it shuffles or mixes
     "base": {True, False},  # random weights or those of a folder

@@ -35,6 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {  # of their config.json
 # Of each stage: GPUs in all, GB of a worker, GB of each GPU of an engine.
 PLANS = {
     "1.5b-on-24gb": {"sft": (1, 10.8, 0.0), "rl": (1, 10.8, 3.1), "evaluation.rl": (1, 0.0, 3.1)},
+    "8b-qlora-on-24gb": {"sft": (1, 11.6, 0.0), "evaluation.sft": (1, 0.0, 16.7)},
     "8b-on-80gb": {"sft": (1, 19.7, 0.0), "rl": (1, 19.7, 16.7), "evaluation.rl": (1, 0.0, 16.7)},
     "8b-ppo-on-8x80gb": {
         "sft": (8, 20.3, 0.0), "reward_model": (8, 20.3, 0.0), "rl": (8, 50.3, 16.7), "evaluation.rl": (8, 0.0, 16.7),

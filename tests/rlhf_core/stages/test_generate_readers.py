@@ -79,7 +79,7 @@ def test_rewards_of_models_are_those_that_rl_gives_the_same_tokens(inputs: dict[
     class Cluster(InProcessCluster):
         @contextmanager
         def workers(self, placement: Any, engine: Any, factory: Any, /, *args: Any) -> Any:
-            started.append(args[-1].name)
+            started.extend(role.name for role in args[-1])
             with super().workers(placement, engine, factory, *args) as group:
                 yield group
 
