@@ -17,6 +17,10 @@ _TOKENS_ON_GPU = 16384
 _TOKENS_ON_CPU = 2048  # more take memory, and were slower where it was measured
 
 
+# Settings whose ranks make up a replica together; equal for all models on the same workers.
+SHARED_BY_RANKS = ("sequence_parallel", "tensor_parallel")
+
+
 class EngineConfig(Config):
     """Settings of DeepSpeed and transformers for a model. Precision and attention change results, sharding only
     rounding.

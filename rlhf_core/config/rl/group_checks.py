@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlhf_core.config.engines.placement import ModelPlacement
+from rlhf_core.config.engines.training import SHARED_BY_RANKS
 from rlhf_core.config.rl.settings import RLSettings
 
 
@@ -19,12 +20,13 @@ def require_groups(config: RLSettings) -> None:
                 f"differ in {_difference(placement, config.own_placements[other])}: the models of a group share its "
                 "workers; set both alike"
             )
-        shared = config.engine_of(role).sequence_parallel, config.engine_of(other).sequence_parallel
-        if shared[0] != shared[1]:
-            raise ValueError(
-                f"{_setting(config, role)} and {_setting(config, other)} are in one group, `{placement.group}`, and "
-                f"their engines have sequence_parallel={shared[0]} and {shared[1]}; set both alike"
-            )
+        for setting in SHARED_BY_RANKS:
+            shared = [getattr(config.engine_of(each), setting) for each in (role, other)]
+            if shared[0] != shared[1]:
+                raise ValueError(
+                    f"{_setting(config, role)} and {_setting(config, other)} are in one group, `{placement.group}`, "
+                    f"and their engines have {setting}={shared[0]} and {shared[1]}; set both alike"
+                )
         judge = next((each for each in (role, other) if each.startswith("reward:")), None)
         if config.max_lag and judge is not None and not (role.startswith("reward:") and other.startswith("reward:")):
             raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
+from rlhf_core.config.engines.training import SHARED_BY_RANKS
 from rlhf_core.config.environments.environments import require_concurrent
 from rlhf_core.config.numbers import MOST_COMPLETIONS
 from rlhf_core.config.rewards.rewards import require_environment
@@ -139,7 +140,7 @@ class RLConfig(RLSettings):
         if not self.settings.uses_reference:
             return self
         policy, reference = self.engine_of("policy"), self.engine_of("reference")
-        for name in ("dtype", "attention", "sequence_parallel", "tensor_parallel"):
+        for name in ("dtype", "attention", *SHARED_BY_RANKS):
             policy_value, reference_value = getattr(policy, name), getattr(reference, name)
             if policy_value != reference_value:
                 raise ValueError(

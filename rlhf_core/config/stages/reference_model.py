@@ -9,7 +9,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, Reads, operational
-from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.engines.training import SHARED_BY_RANKS, EngineConfig
 from rlhf_core.config.stages.trained import SupervisedPolicyConfig
 
 REFERENCE_INPUT = "reference.model"
@@ -89,7 +89,7 @@ class ReferencedConfig(SupervisedPolicyConfig):
                 f"reference.{setting}: with `lora` the reference is the policy's base with its adapter off, and has no "
                 "weights of its own; leave it out, or name a model as reference.model"
             )
-        for name in ("dtype", "attention", "sequence_parallel", "tensor_parallel"):
+        for name in ("dtype", "attention", *SHARED_BY_RANKS):
             policy_value, reference_value = getattr(self.engine, name), getattr(self.reference_engine, name)
             if policy_value != reference_value:
                 raise ValueError(

@@ -289,6 +289,8 @@ def test_the_models_of_a_group_reserve_its_workers_once() -> None:
          r"differ in gpus_per_worker \(1.0 and 0.0\)"),
         ({"placement": VALUES}, {"placement": VALUES, "engine": {"sequence_parallel": 2}}, {},
          "are in one group, `values`, and their engines have sequence_parallel=1 and 2; set both alike"),
+        ({"placement": VALUES}, {"placement": VALUES, "engine": {"tensor_parallel": 2}}, {},
+         "are in one group, `values`, and their engines have tensor_parallel=1 and 2; set both alike"),
         ({"placement": VALUES, "lora": {"rank": 2}}, {}, {}, "placement: the random values that the critic's adapter"),
         ({"placement": VALUES}, {}, {"dropout": True, "lora": {"rank": 2, "dropout": 0.1}},
          "ppo.critic.placement: with `dropout` the policy and the critic draw from one random generator"),
