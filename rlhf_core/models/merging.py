@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class MergedWeights:
         return merged.to(self._dtype)
 
 
-def merged_layout(model_folder: Path, dtype: torch.dtype, adapter: Iterable[str] = ()) -> dict[str, Tensor]:
+def merged_layout(model_folder: Path, dtype: torch.dtype, adapter: Collection[str] = ()) -> dict[str, Tensor]:
     """Return a model's merged weights as tensors without memory, by name; those that `adapter` changes need gradients.
 
     adapter: names of its tensors.
@@ -83,20 +83,22 @@ def merged_layout(model_folder: Path, dtype: torch.dtype, adapter: Iterable[str]
 
 def _deltas(adapter: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
     """Return the adapter's change of each weight, by its name in the base model, in float32."""
-    modules = {name.rpartition(".lora_")[0] for name in adapter if ".lora_" in name}
     return {
         f"{module.removeprefix(_PREFIX)}.weight": scaling
         * (adapter[f"{module}.lora_B.weight"].float() @ adapter[f"{module}.lora_A.weight"].float())
-        for module in sorted(modules)
+        for module in sorted(_adapted(adapter))
     }
 
 
-def _changed(adapter: Iterable[str]) -> set[str]:
+def _adapted(adapter: Iterable[str]) -> set[str]:
+    """Return the modules that have LoRA factors, by the names of the adapter's tensors."""
+    return {name.rpartition(".lora_")[0] for name in adapter if ".lora_" in name}
+
+
+def _changed(adapter: Collection[str]) -> set[str]:
     """Return the weights of the base model that an adapter changes, by the names of its tensors."""
-    return {
-        f"{name.rpartition('.lora_')[0]}.weight" if ".lora_" in name else name
-        for name in (each.removeprefix(_PREFIX) for each in adapter)
-    }
+    names = [*(f"{module}.weight" for module in _adapted(adapter)), *(name for name in adapter if ".lora_" not in name)]
+    return {name.removeprefix(_PREFIX) for name in names}
 
 
 def _norms(adapter: Mapping[str, Tensor]) -> dict[str, Tensor]:

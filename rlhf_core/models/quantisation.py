@@ -121,7 +121,7 @@ def _values(layer: Any) -> Tensor:
 
 @torch.no_grad()
 def _computes_with(layer: Any, weight: Tensor) -> bool:
-    """Whether the layer in eval mode gives the products of two inputs with `weight`, and keeps its own."""
+    """Return whether the layer in eval mode multiplies two inputs by `weight` to the bit."""
     inputs = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
     training = layer.training
     outputs = layer.eval()(inputs)

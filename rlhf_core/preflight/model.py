@@ -19,7 +19,7 @@ from rlhf_core.config.texts import hub_hint
 from rlhf_core.errors import StageError
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.models.folders.check import folder_problems, vocabulary_size
-from rlhf_core.models.folders.folder import text_config
+from rlhf_core.models.folders.folder import has_experts, text_config
 from rlhf_core.models.folders.headers import read_object, read_text
 from rlhf_core.models.folders.inspection import Inspection
 from rlhf_core.models.folders.scratch import VISION, architecture
@@ -201,7 +201,7 @@ def _experts(users: Sequence[Draft], config: Mapping[str, Any]) -> Iterator[str]
 
     users: the nodes with this base model; config: the model's, none of one from scratch, which is dense.
     """
-    if "num_experts_per_tok" in text_config(config):
+    if has_experts(config):
         return
     for node in users:
         for setting, coefficient in node.config.moe_coefficients().items():

@@ -44,7 +44,7 @@ class GivenColumns:
 
 @dataclass(frozen=True, slots=True)
 class GivenTensor:
-    """What a worker of an engine remembers of a published tensor, to recognise its share of it."""
+    """Digests by which a worker of an engine recognises its share of a published tensor."""
 
     digest: str  # of the whole
     shard_digest: str  # of its shard, in the dtype in which it is served

@@ -28,7 +28,7 @@ _SPECS: Mapping[str, Mapping[str, Any]] = {
     SUMMED: {"partition_type": "skip", "grad_allreduce": True},
 }
 _IDS = range(2, 10)
-# Of the spread of hidden states, which a wrong cut changes by about 1.
+# Largest error of hidden states, relative to their spread; a wrong cut changes them by about 1.
 _ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, Dtype, Reads, Role, operational, since_default
 from rlhf_core.config.engines.placement import Placement, Reservation
-from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.engines.training import SHARED_BY_RANKS, EngineConfig
 from rlhf_core.config.numbers import (
     AdamEpsilon,
     BatchSize,
@@ -180,7 +180,7 @@ def require_adaptable(engine: EngineConfig, **adapters: LoraConfig | None) -> No
                 f"{name}.{setting} reads weights of the model beside their own layer, where zero_stage 3 has sharded "
                 "them; set engine.zero_stage 2, or leave it out"
             )
-        if adapter is None or adapter.quantised is None:
+        if adapter.quantised is None:
             continue
         if engine.zero_stage == 3:
             raise ValueError(
@@ -193,7 +193,7 @@ def require_adaptable(engine: EngineConfig, **adapters: LoraConfig | None) -> No
 
 def require_same_ranks(engine: EngineConfig, others: Mapping[str, EngineConfig]) -> None:
     """Raise ValueError unless replicas of all models on the same workers have as many. others: by what they are."""
-    for (name, other), setting in product(others.items(), ("sequence_parallel", "tensor_parallel")):
+    for (name, other), setting in product(others.items(), SHARED_BY_RANKS):
         ours, theirs = getattr(engine, setting), getattr(other, setting)
         if ours != theirs:
             raise ValueError(
@@ -205,7 +205,7 @@ def require_same_ranks(engine: EngineConfig, others: Mapping[str, EngineConfig])
 def require_examples(examples: int, what: str, engine: EngineConfig, placement: Placement) -> None:
     """Raise ValueError if some workers would never have an example."""
     if examples * engine.ranks_of_replica < placement.workers:
-        shared = {name: getattr(engine, name) for name in ("sequence_parallel", "tensor_parallel")}
+        shared = {name: getattr(engine, name) for name in SHARED_BY_RANKS}
         raise ValueError(
             f"{what} is {examples}, fewer than placement.workers={placement.workers}"
             + "".join(f" / engine.{name}={ranks}" for name, ranks in shared.items() if ranks > 1)

@@ -61,6 +61,11 @@ def update_json(path: Path, **values: object) -> None:
     path.write_text(json.dumps({**content, **values}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is of a mixture of experts."""
+    return "num_experts_per_tok" in text_config(config)
+
+
 def stored_dtype(folder: Path) -> Dtype:
     """Return the dtype of the stored weights. Raises StageError for an unsupported one."""
     config = read_config(folder)

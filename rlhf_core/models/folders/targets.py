@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from rlhf_core.config.stages.trained import LoraConfig
-from rlhf_core.models.folders.folder import text_config
+from rlhf_core.models.folders.folder import has_experts
 from rlhf_core.models.folders.remote_code import reads_images
 
 LANGUAGE_HEAD = "lm_head"
@@ -81,7 +81,7 @@ def quantised_problem(settings: Mapping[str, Any]) -> str | None:
     """
     if reads_images(settings):
         return "models that read images are not quantised here; leave it out"
-    if "num_experts_per_tok" in text_config(settings):
+    if has_experts(settings):
         return "most weights of this model are in stacked experts, which are not quantised; leave it out"
     return None
 

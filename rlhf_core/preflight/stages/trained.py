@@ -10,7 +10,7 @@ from rlhf_core.config.stages.base_model import FolderModel, ScratchModel
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.models.folders.attention_names import attention_problem
-from rlhf_core.models.folders.folder import depends_on_longest, text_config
+from rlhf_core.models.folders.folder import depends_on_longest, has_experts
 from rlhf_core.models.folders.headers import stored_tensors
 from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.folders.scratch import linear_layers
@@ -63,7 +63,7 @@ def adapter_problems(
     match model.config.source:
         case ScratchModel() as source:
             layers = list(linear_layers(source))
-        case FolderModel(path=path) if "num_experts_per_tok" not in text_config(model.settings):
+        case FolderModel(path=path) if not has_experts(model.settings):
             stored = stored_tensors(context.root / path)
             layers = [
                 name.removesuffix(".weight")

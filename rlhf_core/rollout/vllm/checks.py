@@ -11,7 +11,7 @@ from typing import Any
 from rlhf_core.config.base import DTYPE_BYTES, Dtype
 from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.models.folders.caches import caches_all_tokens
-from rlhf_core.models.folders.folder import text_config
+from rlhf_core.models.folders.folder import has_experts, text_config
 
 # Constants of vLLM on CPU. A test compares them with vLLM's own, whose import takes seconds.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -98,7 +98,7 @@ def _split_parts(text: Mapping[str, Any], ranks: int) -> Iterator[str]:
     # Fewer heads than GPUs are replicated. With a latent cache there are none to divide.
     if isinstance(kv_heads, int) and not text.get("kv_lora_rank") and max(kv_heads, ranks) % min(kv_heads, ranks):
         yield f"{kv_heads} key-value heads"
-    if isinstance(width, int) and width % ranks and "num_experts_per_tok" not in text:
+    if isinstance(width, int) and width % ranks and not has_experts(text):
         yield f"intermediate_size of {width}"
     rows = text.get("vocab_size")
     if isinstance(rows, int) and (padded := -(-rows // VOCABULARY_PADDING) * VOCABULARY_PADDING) % ranks:
