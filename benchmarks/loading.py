@@ -99,21 +99,28 @@ def resident(name: str) -> int:
 
 
 def measure(folder: Path, warm: Path, way: str) -> list[dict[str, float]]:
-    """Return the figures of all ranks, each a fresh process."""
+    """Return the figures of all ranks."""
+    outputs = rank_outputs(["-m", "benchmarks.loading", "--of", str(folder), str(warm), way], RANKS)
+    return [json.loads(output) for output in outputs]
+
+
+def rank_outputs(arguments: Sequence[str], ranks: int) -> list[str]:
+    """Return the last line of each rank: a fresh Python with `arguments`, its number, and an address to join."""
     store = host_store("127.0.0.1")
-    command = [sys.executable, "-m", "benchmarks.loading", "--of", str(folder), str(warm), way]
-    ranks = [
-        subprocess.Popen([*command, str(rank), f"127.0.0.1:{store.port}"], stdout=subprocess.PIPE, text=True)
-        for rank in range(RANKS)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *arguments, str(rank), f"127.0.0.1:{store.port}"], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(ranks)
     ]
     try:
-        outputs = [process.communicate()[0] for process in ranks]
+        outputs = [process.communicate()[0] for process in processes]
     finally:
-        for process in ranks:
+        for process in processes:
             process.kill()
-    if any(process.returncode for process in ranks):
+    if any(process.returncode for process in processes):
         raise RuntimeError("a rank failed: see its output above")
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
+    return [output.splitlines()[-1] for output in outputs]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What `alignment plan` expects of a training worker, beside its peak: `python -m benchmarks.plan_memory 25m`.
+"""Planned and measured memory of a training worker: `python -m benchmarks.plan_memory 25m`.
 
 SFT of a random Llama takes two steps of a few micro-batches, on one rank and on two of this machine. Peaks are resident
 memory over that after all imports and a step of a tiny model, of the rank that has the larger one.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.loading import MIB, SHAPES, resident, restarted_peak, write_model
+from benchmarks.loading import MIB, SHAPES, rank_outputs, resident, restarted_peak, write_model
 from benchmarks.logprobs import machine
 from benchmarks.stage_alone import FolderContext, stage_input
 from rlhf_core.artifacts.manifest import Kind
@@ -29,7 +27,7 @@ from rlhf_core.packing import pack
 from rlhf_core.pipeline.memory import Shape, memory
 from rlhf_core.supervised.examples import divide
 from rlhf_core.supervised.sft import LanguageModelWorker
-from rlhf_core.training.distributed import host_store, join_group
+from rlhf_core.training.distributed import join_group
 
 LENGTH, SEQUENCES, TOKENS = 512, 8, 2048  # of a sequence, of a step, of a micro-batch
 LORA = {"lora": {"rank": 16}}
@@ -81,25 +79,6 @@ def take_steps(folder: Path, case: Case, rank: int) -> None:
         worker.train([divide(batch, case.ranks, TOKENS)[rank]] * 2)
 
 
-def peaks(folder: Path, warm: Path, number: int) -> Iterator[int]:
-    """Yield the peak of each rank of a case, each a fresh process."""
-    store = host_store("127.0.0.1")
-    command = [sys.executable, "-m", "benchmarks.plan_memory", "--of", str(folder), str(warm), str(number)]
-    ranks = [
-        subprocess.Popen([*command, str(rank), f"127.0.0.1:{store.port}"], stdout=subprocess.PIPE, text=True)
-        for rank in range(CASES[number].ranks)
-    ]
-    try:
-        outputs = [process.communicate()[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    if any(process.returncode for process in ranks):
-        raise RuntimeError("a rank failed: see its output above")
-    for output in outputs:
-        yield int(output.splitlines()[-1])
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", nargs="?", choices=SHAPES, default="25m")
@@ -118,7 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shape = Shape.of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         assert shape is not None
         for number in parsed.cases:
-            case, peak = CASES[number], max(peaks(folder, warm, number)) / MIB
+            case = CASES[number]
+            arguments = ["-m", "benchmarks.plan_memory", "--of", str(folder), str(warm), str(number)]
+            peak = max(map(int, rank_outputs(arguments, case.ranks))) / MIB
             planned = memory(case.config, shape).worker / MIB
             table.add_row(case.name, str(case.ranks), f"{planned:.0f}", f"{peak:.0f}", f"{planned / peak:.2f}")
     console = Console()

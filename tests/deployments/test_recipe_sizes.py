@@ -32,7 +32,7 @@ SHAPES: dict[str, dict[str, Any]] = {  # of their config.json
         "vocab_size": 128256, **UNTIED,
     },
 }  # fmt: skip
-# Of each stage: GPUs in all, GB of a worker, GB of each GPU of an engine.
+# GPUs, GB of a worker and GB of each GPU of an engine, by stage.
 PLANS = {
     "1.5b-on-24gb": {"sft": (1, 10.8, 0.0), "rl": (1, 10.8, 3.1), "evaluation.rl": (1, 0.0, 3.1)},
     "8b-qlora-on-24gb": {"sft": (1, 11.6, 0.0), "evaluation.sft": (1, 0.0, 16.7)},

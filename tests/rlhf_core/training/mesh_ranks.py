@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages.language_models import SFTConfig
+from rlhf_core.contract import Input
 from rlhf_core.division import Division
 from rlhf_core.mesh import Mesh, current_mesh
 from rlhf_core.metrics import LossAndMetrics, Max, Sum, TokenMean
@@ -88,6 +89,18 @@ def resuming(folder: Path, work: Path) -> Iterator[Answer]:
         "dataset": "d", "batch_size": 4, "max_length": 8, "optimizer": {"learning_rate": 0.01},
         "lora": {"rank": 2, "dropout": 0.5}, "engine": {"dtype": "float32", "zero_stage": 2},
     })  # fmt: skip
+    restored, found = repeated_step(config, context, model, shard)
+    with torch.no_grad():
+        dropped = restored.engine.module.train()(batch())[0]
+    yield "resuming", {**found, "dropped": dropped.tolist()}, {}
+
+
+def repeated_step(
+    config: SFTConfig, context: LocalContext, model: Input, shard: Shard
+) -> tuple[LanguageModelWorker, dict[str, Any]]:
+    """The second of two steps, repeated by a worker restored from what all ranks have written; that worker, and how
+    both steps compare.
+    """
     kept, restored = (LanguageModelWorker(config, context, model.manifest.ref, 3) for _ in range(2))
     kept.train([shard])
     kept.copy_state()
@@ -100,14 +113,10 @@ def resuming(folder: Path, work: Path) -> Iterator[Answer]:
     damage = restored.fetch_state(checkpoint)
     restored.restore_state()
     again = restored.train([shard])
-    with torch.no_grad():
-        dropped = restored.engine.module.train()(batch())[0]
-    found = {
+    return restored, {
         "files": sorted(file.path for file in files), "damage": damage, "norm": expected[0].gradient_norm,
         "equal": again == expected and equal(weights_of(kept.engine), weights_of(restored.engine)),
-        "dropped": dropped.tolist(),
     }  # fmt: skip
-    yield "resuming", found, {}
 
 
 def everywhere(files: list[CheckpointFile]) -> tuple[CheckpointFile, ...]:

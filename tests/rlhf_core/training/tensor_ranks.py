@@ -1,4 +1,4 @@
-"""What tests/rlhf_core/training/test_tensor_ranks.py asks of each of the ranks that share the weights of a model.
+"""The ranks of tests/rlhf_core/training/test_tensor_ranks.py, which share the weights of a model.
 
 The folder holds the models that `write_models` writes; the test asks one rank alone the same.
 """
@@ -6,18 +6,15 @@ The folder holds the models that `write_models` writes; the test asks one rank a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.small_models import small_config, small_model
-from rlhf_core.artifacts.checkpoints import Checkpoint
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.stages.language_models import SFTConfig
@@ -28,7 +25,6 @@ from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.tensor_parallel import cut_of
 from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.supervised.examples import Shard
-from rlhf_core.supervised.sft import LanguageModelWorker
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.deepspeed_tensor import SharedLayers
 from rlhf_core.training.distributed import join_group
@@ -36,7 +32,7 @@ from rlhf_core.types import PackedBatch
 from tests.rlhf_core.rl.one_rank import rl_config, tiny_llama
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import base_model
-from tests.rlhf_core.training.mesh_ranks import equal, everywhere
+from tests.rlhf_core.training.mesh_ranks import equal, repeated_step
 from tests.rlhf_core.training.ranks import Answer, write_answers
 from tests.rlhf_core.training.sequence_ranks import Ranks, rl_step
 from tests.rlhf_core.training.supervised_step import METHODS, one_step
@@ -156,20 +152,8 @@ def resuming(folder: Path) -> Iterator[Answer]:
             "dataset": "d", "batch_size": 4, "max_length": 8, "optimizer": {"learning_rate": 0.01},
             "engine": {"dtype": "float32", "zero_stage": zero},
         })  # fmt: skip
-        kept, restored = (LanguageModelWorker(config, context, model.manifest.ref, 3) for _ in range(2))
-        shard = Shard(share(), TOKENS, len(SEQUENCES))
-        kept.train([shard])
-        kept.copy_state()
-        files = everywhere(kept.write_state(name := f"{1:012d}-{0:012x}"))
-        expected = kept.train([shard])
-        checkpoint = Checkpoint(
-            name=name, step=1, ranks=dist.get_world_size(), files=files, libraries={}, created_at=datetime.now(UTC)
-        )
-        damage = restored.fetch_state(checkpoint)
-        restored.restore_state()
-        again = restored.train([shard])
-        same = again == expected and equal(weights_of(kept.engine), weights_of(restored.engine))
-        yield f"resuming {zero}", {"damage": damage, "equal": same, "norm": expected[0].gradient_norm}, {}
+        _, found = repeated_step(config, context, model, Shard(share(), TOKENS, len(SEQUENCES)))
+        yield f"resuming {zero}", found, {}
 
 
 def skipping(folder: Path) -> Iterator[Answer]:
