@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors import safe_open
+from torch import Tensor, nn
 
 from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models.adapters import load_adapter
-from rlhf_core.models.folders.adapter_check import adapter_problems
-from rlhf_core.models.folders.folder import ADAPTER_CONFIG, copy_tokenizer, stored_dtype
+from rlhf_core.models.folders.adapter_check import adapter_problems, has_plain_factors
+from rlhf_core.models.folders.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, copy_tokenizer, stored_dtype
 from rlhf_core.models.folders.headers import read_object
-from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype, write_folder
+from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype, write_folder
 from rlhf_core.models.safetensors_file import read_layout, read_safetensors
+from rlhf_core.models.weights import require_fit
 
 _PREFIX = "base_model.model."  # of names in an adapter folder
 _NORMS = ".lora_magnitude_vector"
@@ -36,18 +38,17 @@ class MergedWeights:
 
         Raises StageError if a tensor belongs to no tensor of the folder, or is of another shape.
         """
-        self._folder, self._dtype = model_folder, dtype
-        self._deltas, self._norms, self._saved = _deltas(adapter, scaling), _norms(adapter), _saved(adapter)
+        self._folder, self._scaling, self._dtype = model_folder, scaling, dtype
+        self._factors, self._norms, self._saved = _factors(adapter), _norms(adapter), _saved(adapter)
         self.layout = merged_layout(model_folder, dtype)
-        changes = {**self._deltas, **self._saved}
-        if unknown := changes.keys() - self.layout.keys():
+        if unknown := _shapes(adapter).keys() - self.layout.keys():
             raise StageError(
                 f"the adapter changes {', '.join(sorted(unknown)[:3])}, which the model's folder does not have: "
                 "set rollout.serve_adapter to adapter, or lora.target_modules to other layers"
             )
-        for name, change in changes.items():
-            if change.shape != self.layout[name].shape:
-                raise StageError(f"the adapter's change of {name} is {tuple(change.shape)}, the weight itself "
+        for name, shape in _shapes(adapter).items():
+            if shape != self.layout[name].shape:
+                raise StageError(f"the adapter's change of {name} is {tuple(shape)}, the weight itself "
                                  f"{tuple(self.layout[name].shape)}")  # fmt: skip
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -57,10 +58,10 @@ class MergedWeights:
             yield name, self._merged(name, self._saved.get(name, weight).to(self.layout[name].dtype))
 
     def _merged(self, name: str, base: Tensor) -> Tensor:
-        delta, norms = self._deltas.get(name), self._norms.get(name)
-        if delta is None:
+        factors, norms = self._factors.get(name), self._norms.get(name)
+        if factors is None:
             return base
-        merged = base.float() + delta
+        merged = base.float() + self._scaling * (factors[1].float() @ factors[0].float())
         if norms is not None:
             # Rounded as peft does: the norms of a fresh adapter are those of the rows to the bit.
             present = torch.linalg.norm(merged.to(norms.dtype), dim=1)
@@ -81,13 +82,21 @@ def merged_layout(model_folder: Path, dtype: torch.dtype, adapter: Collection[st
     return layout
 
 
-def _deltas(adapter: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
-    """Return the adapter's change of each weight, by its name in the base model, in float32."""
+def _factors(adapter: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return A (rank, in) and B (out, rank) of each weight that has them, by its name in the base model."""
     return {
-        f"{module.removeprefix(_PREFIX)}.weight": scaling
-        * (adapter[f"{module}.lora_B.weight"].float() @ adapter[f"{module}.lora_A.weight"].float())
+        f"{module.removeprefix(_PREFIX)}.weight": (
+            adapter[f"{module}.lora_A.weight"],
+            adapter[f"{module}.lora_B.weight"],
+        )
         for module in sorted(_adapted(adapter))
     }
+
+
+def _shapes(adapter: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """Return the shape of each change, by the weight's name in the base model."""
+    products = {name: torch.Size((b.shape[0], a.shape[1])) for name, (a, b) in _factors(adapter).items()}
+    return products | {name: tensor.shape for name, tensor in _saved(adapter).items()}
 
 
 def _adapted(adapter: Iterable[str]) -> set[str]:
@@ -120,6 +129,8 @@ def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) ->
 
     The sum is taken in float32 and stored in the base model's dtype. An adapter of a scalar model contains its head.
     The tokenizer is the adapter's, if its folder has one: its chat template may differ from the base's.
+    Factors of the linear layers of a causal model are merged one tensor at a time; any other adapter by peft, with the
+    whole model in memory in float32.
     Raises StageError if the adapter is of a kind that cannot be merged, its tensors do not fit the model, the model's
     own weights are incomplete, or the merged model does not compute the same as the adapted one.
     """
@@ -127,6 +138,46 @@ def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) ->
     for problem in adapter_problems(adapter_folder, config):
         raise StageError(f"{adapter_folder}: {problem}")
     dtype = torch_dtype(stored_dtype(model_folder))
+    if has_plain_factors(config) and (adapter := _plain_adapter(model_folder, adapter_folder)):
+        scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
+        merged = MergedWeights(model_folder, adapter, scaling, dtype)
+        save_model(
+            require_fit(model_folder, "causal"), merged.layout, _finite(merged, adapter_folder), out_folder, None
+        )
+    else:
+        _merge_whole(model_folder, adapter_folder, out_folder, config, dtype)
+    copy_tokenizer(adapter_folder if (adapter_folder / "tokenizer.json").is_file() else model_folder, out_folder)
+
+
+def _plain_adapter(model_folder: Path, adapter_folder: Path) -> dict[str, Tensor] | None:
+    """Return the adapter's tensors in float32, or None if it changes the embedding, the head or no linear layer.
+
+    peft puts the adapter on a model without memory, which checks its names and shapes.
+    Raises StageError as `require_fit` and `load_adapter` do.
+    """
+    model: Any = require_fit(model_folder, "causal")
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    inner = {name: module for name, module in model.named_modules() if all(module is not end for end in ends)}
+    linear = {f"{_PREFIX}{name}" for name, module in inner.items() if isinstance(module, nn.Linear)}
+    with safe_open(adapter_folder / ADAPTER_WEIGHTS, framework="pt") as file:
+        names = set(file.keys())
+    saved = {name.removeprefix(_PREFIX).rpartition(".")[0] for name in names if ".lora_" not in name}
+    if not (_adapted(names) <= linear and saved <= inner.keys()):
+        return None
+    load_adapter(model, adapter_folder, low_cpu_mem_usage=True)
+    return {name: tensor.float() for name, tensor in read_safetensors(adapter_folder)}
+
+
+def _finite(weights: Iterable[tuple[str, Tensor]], adapter_folder: Path) -> Iterator[tuple[str, Tensor]]:
+    for name, weight in weights:
+        if not weight.isfinite().all():
+            raise StageError(f"{adapter_folder}: this adapter cannot be merged ({name} would not be finite)")
+        yield name, weight
+
+
+def _merge_whole(
+    model_folder: Path, adapter_folder: Path, out_folder: Path, config: Mapping[str, Any], dtype: torch.dtype
+) -> None:
     load = load_scalar_model if config.get("task_type") == "SEQ_CLS" else load_causal_model
     # Hardly anything is computed with attention here, and every model has the eager one.
     adapted = load_adapter(load(model_folder, dtype=torch.float32, attention="eager"), adapter_folder).eval()
@@ -138,7 +189,6 @@ def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) ->
     _require_same(adapter_folder, _probe(merged), expected)
     out_folder.mkdir(parents=True, exist_ok=True)
     write_folder(merged.to(dtype), out_folder)
-    copy_tokenizer(adapter_folder if (adapter_folder / "tokenizer.json").is_file() else model_folder, out_folder)
 
 
 @torch.inference_mode()

@@ -21,6 +21,12 @@ _BESIDE = frozenset({
 # Other ones are computed from data, or quantise the base, whose weights are not known again afterwards.
 _INITIALISED = (True, False, "gaussian", "orthogonal", "olora", "pissa")
 _TASKS = ("CAUSAL_LM", "SEQ_CLS", None)
+# With these alone a weight is changed by one product of factors, of one scaling, whatever the base's weights are.
+_PLAIN = frozenset({
+    "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "target_modules", "exclude_modules",
+    "layers_to_transform", "layers_pattern", "modules_to_save",
+})  # fmt: skip
+_PLAINLY_INITIALISED = (True, False, "gaussian", "orthogonal")
 
 
 def adapter_problems(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
@@ -37,6 +43,16 @@ def adapter_problems(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
     others = sorted(name for name, value in config.items() if value and name not in _MERGED | _BESIDE)
     if others:
         yield f"it uses {', '.join(others)}, which cannot be merged into weights here"
+
+
+def has_plain_factors(config: Mapping[str, Any]) -> bool:
+    """Whether each change of a causal model's weight is one scaled product of factors. config: adapter_config.json."""
+    used = {name for name, value in config.items() if value and (name, value) != ("bias", "none")}
+    return (
+        used <= _PLAIN | _BESIDE
+        and config.get("init_lora_weights", True) in _PLAINLY_INITIALISED
+        and config.get("task_type") != "SEQ_CLS"
+    )
 
 
 def base_folder(config: Mapping[str, Any]) -> Path | None:

@@ -18,6 +18,7 @@ from transformers import LlamaForCausalLM
 
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError
+from rlhf_core.models import merging
 from rlhf_core.models.folders.adapter_check import adapter_problems
 from rlhf_core.models.folders.folder import ADAPTER_WEIGHTS
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
@@ -87,6 +88,40 @@ def test_published_weights_are_the_merged_model(model_folder: Path, dtype: torch
         rtol = 2e-6 if dtype.itemsize == 4 else 2e-2
         torch.testing.assert_close(tensor, expected[name].to(dtype), rtol=rtol, atol=rtol)
     assert any(not torch.equal(fresh[name], tensor) for name, tensor in merged.items())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: next(iter(kind), "lora"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_of_linear_layers_is_merged_without_the_model_in_memory(
+    model_folder: Path, tmp_path: Path, dtype: torch.dtype, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the bits of peft's merge in float32."""
+    lora = LoraConfig.model_validate_json(json.dumps({"rank": 2, "alpha": 3.0, **kind}))
+    base = load_causal_model(model_folder, dtype=dtype, attention="sdpa")
+    save_state(base, parameters(base), tmp_path / "base", model_folder)
+    adapted = load_causal_model(tmp_path / "base", dtype=torch.float32, attention="sdpa", lora=lora)
+    assert isinstance(adapted, PeftModel)
+    torch.manual_seed(1)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, mean=0.5, std=0.2)
+    save_state(adapted, get_peft_model_state_dict(adapted), tmp_path / "adapter", None)
+    monkeypatch.delattr(merging, "load_causal_model")
+    merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+    expected = {name: tensor.to(dtype) for name, tensor in parameters(adapted.merge_and_unload()).items()}
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    assert merged.keys() == expected.keys()
+    assert [name for name, tensor in merged.items() if not torch.equal(tensor, expected[name])] == []
+    assert (tmp_path / "merged" / "config.json").read_text() == (tmp_path / "base" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("target", ["q_proj", "lm_head"])
+def test_an_adapter_that_is_not_finite_is_refused(untied_folder: Path, tmp_path: Path, target: str) -> None:
+    foreign(untied_folder, tmp_path / "adapter", target_modules=[target])
+    path = tmp_path / "adapter" / ADAPTER_WEIGHTS
+    save_file({name: torch.full_like(tensor, torch.inf) for name, tensor in load_file(path).items()}, path)
+    with pytest.raises(StageError, match=r"this adapter cannot be merged"):
+        merge_adapter(untied_folder, tmp_path / "adapter", tmp_path / "merged")
 
 
 def test_a_factor_of_no_tensor_of_the_folder_is_named(model_folder: Path) -> None:
