@@ -207,6 +207,7 @@ def test_algorithm_reward_and_environment_train(inputs: dict[str, Input], tmp_pa
         assert metrics["value_loss"] > 0
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.slow("RL with vLLM's parsers")
 def test_the_tool_answers_the_policy(tmp_path: Path) -> None:
     async def play(environment: Any, *numbers: int) -> list[Any]:

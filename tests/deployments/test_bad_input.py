@@ -18,7 +18,7 @@ from tests.rlhf_core.recipes import Change, file, model_folder, put, write
 from tests.services import LOOPBACK, free_ports, http_server
 
 __all__ = ["careless_s3"]
-pytestmark = [pytest.mark.parts, pytest.mark.parametrize("command", ["plan", "run"])]
+pytestmark = [pytest.mark.endurance("mutations"), pytest.mark.parametrize("command", ["plan", "run"])]
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from rlhf_core.actors.room import require_reservable
 from rlhf_core.config.engines.placement import Placement, Reservation, of_each
 from rlhf_core.errors import StageError
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.endurance("two-nodes")
 
 RECIPE = """
 name: small

@@ -113,6 +113,7 @@ def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, url: str) -> N
     assert said() == f"PREFECT_API_URL={url} is no address of a server, such as http://host:4200/api"
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.parametrize("setting", ["PREFECT_LOGGING_LEVEL=bogus", "PREFECT_CLIENT_MAX_RETRIES=x"])
 def test_a_setting_that_prefect_cannot_read(setting: str) -> None:
     name, _, value = setting.partition("=")

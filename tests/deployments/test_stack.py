@@ -89,6 +89,7 @@ def test_a_second_up_changes_nothing(stack: Path) -> None:
     assert {line.name: line.pid for line in control.status()} == before
 
 
+@pytest.mark.endurance("two-nodes")
 def test_up_with_other_settings_restarts_nothing_and_says_what_differs(
     stack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def test_wrong_credentials_are_refused(stack: Path) -> None:
         wrong.ls("alignment")
 
 
+@pytest.mark.endurance("two-nodes")
 def test_no_port_gives_anything_to_who_has_no_credentials(stack: Path) -> None:
     """Every port of every process: by HTTP, TLS without a certificate, and gRPC."""
     ports = {port.port: port for port in control.ports()}
@@ -211,6 +213,7 @@ def sleepers(stack: Path) -> list[psutil.Process]:
     return [process for process in processes_of(stack, "ray") if "time.sleep(1000)" in " ".join(process.cmdline())]
 
 
+@pytest.mark.endurance("two-nodes")
 @pytest.mark.slow("starts the local stack")
 def test_down_leaves_nothing_but_what_up_finds_again(stack: Path) -> None:
     """The last that needs the stack. tests/chaos starts services again, with their data."""

@@ -18,7 +18,7 @@ from rlhf_core.pipeline.prepare import prepare
 from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.rl.torch_engine import torch_engine
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("rl-matrix")
 
 CHEAP = [
     "base.dtype=float32",

@@ -199,6 +199,8 @@ class Toy:
 READER = """
 from toy_settings import Inner, Other, Toy
 
+pytestmark = pytest.mark.endurance("mutations")
+
 def use(toy: Toy, anything) -> int:
     anything.limit
     match toy:

@@ -27,7 +27,7 @@ from rlhf_core.rollout.tool_calls import ParsedReply, ToolCall
 from tests.rlhf_core.chat.families import byte_level
 from tests.rlhf_core.environments.resource_server import TOOLS, ResourceServer, resource_server, row
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 CHATML = byte_level(SHIPPED["chatml"].text)
 SECONDS = 0.5  # longest wait for an answer, where a server does not answer

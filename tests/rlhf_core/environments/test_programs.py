@@ -111,6 +111,7 @@ def test_a_function_that_blocks_holds_up_no_other(tokenizer: Tokenizer) -> None:
     assert [played(each).environment_reward for each in made] == [3, 3]
 
 
+@pytest.mark.endurance("chaos")
 def test_waiting_for_replies_does_not_count(tokenizer: Tokenizer) -> None:
     given = {"type": "agent", "path": "playing.py", "function": "agent", "timeout_seconds": 3}
     environments = AgentHost(AgentEnvironment.model_validate(given), FILE, tokenizer)

@@ -139,6 +139,7 @@ def test_no_more_are_played_at_a_time(made: Callable[[Path], EnvironmentHost], r
     assert (len(seen), max(seen)) == (EPISODES, AT_A_TIME)
 
 
+@pytest.mark.endurance("rl-matrix")
 @pytest.mark.parametrize(("made", "limit"), [(of_function, "episode_seconds"), (of_executor, "timeout_seconds")])
 def test_waiting_for_others_does_not_count_as_time_of_an_episode(
     made: Callable[..., EnvironmentHost], limit: str, file: Path

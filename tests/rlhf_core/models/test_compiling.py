@@ -20,7 +20,7 @@ from rlhf_core.types import PackedBatch
 from tests.rlhf_core.training.tiny_engine import OPTIMIZER, build, loss, tiny_model
 from tests.rlhf_core.training.tiny_engine import batch as tiny_batch
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ from tests.rlhf_core.models.saved import save_state
 from tests.rlhf_core.recipes import model_folder
 from tests.rlhf_core.stages.context import LocalContext
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 CONFIG = BaseModelConfig.model_validate({"source": {"type": "folder", "path": "model"}, "dtype": "float32"})
 WITHOUT_SAMPLING = {"temperature": 0.7, "top_p": 0.9, "pad_token_id": -7}

@@ -20,7 +20,7 @@ from rlhf_core.models.routing import experts_per_token, routing_sums
 from rlhf_core.packing import pack, select
 from rlhf_core.types import PackedBatch
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 SEQUENCES = [[3, 1, 4, 1, 5], [9, 2], [2, 6, 5, 3, 5, 8, 9, 7], [6, 2, 6]]
 SHAPE = {

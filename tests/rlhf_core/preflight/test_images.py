@@ -15,7 +15,7 @@ from rlhf_core.graph.user_files import user_files
 from tests.rlhf_core.pictures import picture
 from tests.rlhf_core.recipes import OPTIMIZER, Change, Problems, both, file, put
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 IMAGE = "data:image/png;base64," + base64.b64encode(picture("red")).decode()
 TALKS = file("talks.jsonl", json.dumps({"prompt": "colour?", "completion": "red", "image": IMAGE}))

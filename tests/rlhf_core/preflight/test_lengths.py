@@ -118,6 +118,7 @@ def test_lengths_are_measured_with_a_folders_tokenizer(problems: Problems) -> No
     ]
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.parametrize(("tokens", "refused"), [(40, True), (39, False)])
 def test_positions_that_engines_and_trainer_compute_differently_are_refused(
     tokens: int, refused: bool, problems: Problems

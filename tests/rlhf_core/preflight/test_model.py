@@ -247,6 +247,7 @@ def test_a_dense_model_has_no_experts_to_balance(problems: Problems, keys: tuple
     assert said == [f"{'.'.join(keys)}.moe_coefficient is 0.01, but the base model has no experts to balance; set it 0"]
 
 
+@pytest.mark.endurance("architectures")
 def test_an_auto_map_of_an_architecture_that_transformers_has_is_ignored(problems: Problems) -> None:
     def change(recipe: dict[str, Any], root: Path) -> None:
         put("base", "source", value={"type": "folder", "path": "model"})(recipe, root)
@@ -257,6 +258,7 @@ def test_an_auto_map_of_an_architecture_that_transformers_has_is_ignored(problem
     assert problems(change) == []
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.slow("a process builds the model's class")
 def test_a_folder_with_experts_may_balance_them(problems: Problems) -> None:
     def change(recipe: dict[str, Any], root: Path) -> None:

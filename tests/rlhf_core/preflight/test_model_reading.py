@@ -31,6 +31,7 @@ def no_process(*arguments: Any, **options: Any) -> None:
     raise AssertionError("a process was started")
 
 
+@pytest.mark.endurance("architectures")
 def test_an_answer_is_kept_until_config_or_headers_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -54,6 +55,7 @@ def test_an_answer_is_kept_until_config_or_headers_change(folder: Path, monkeypa
             inspected(folder, reward_model=False)
 
 
+@pytest.mark.endurance("architectures")
 def test_a_refusal_is_one_sentence_and_asked_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     update_json(folder / "config.json", hidden_act="sillu")
     with pytest.raises(StageError, match=r"^transformers cannot load a model with this config\.json"):

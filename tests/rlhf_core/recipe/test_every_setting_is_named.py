@@ -22,6 +22,8 @@ from rlhf_core.recipe.recipe import Recipe
 from rlhf_core.stages.table import STAGES
 from tests.rlhf_core.recipe_text import RECIPE
 
+pytestmark = pytest.mark.endurance("mutations")
+
 Place = tuple[tuple[str, dict[str, Any]], ...]  # keys from the outermost, each with what else its mapping needs
 UNKNOWN = "xyzzy"
 NOTHING_TAKES = {"zzz": [{"zz": 1}]}

@@ -95,6 +95,7 @@ def test_one_sentence_says_what_and_where(text: str, sentence: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.endurance("mutations")
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

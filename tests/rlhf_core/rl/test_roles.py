@@ -154,6 +154,7 @@ def run(folder: Path, settings: RLConfig, inputs: Mapping[str, Input]) -> tuple[
     return rl.run(settings, inputs, context, Cluster(torch_engine)), context, workers[-1]
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_each_of_several_reward_models_is_normalised_by_what_is_stored_with_it(
     inputs: dict[str, Input], tmp_path: Path
 ) -> None:

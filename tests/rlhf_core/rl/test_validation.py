@@ -128,6 +128,7 @@ def test_the_weights_that_were_validated_best_are_the_result(inputs: dict[str, I
     assert (output.metrics["validation_best"], output.metrics["validation_best_step"]) == (0.75, 2)
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_another_set_has_its_own_sampling_and_may_choose_the_weights(inputs: dict[str, Input], tmp_path: Path) -> None:
     """Scores: of the two steps by the main set, and by the other."""
     table = {**VALIDATION["scorers"]["table"], "options": {"start": 2}}
@@ -167,6 +168,7 @@ def test_each_validation_is_by_the_version_that_was_just_proven(
     assert [version for what, _, version in engine.log if what == "sample"] == [0, 1, 2, 2, 2, 3, 4, 4]
 
 
+@pytest.mark.endurance("rl-matrix")
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_the_average_is_validated_and_kept_and_never_trained_on(
     inputs: dict[str, Input], tmp_path: Path, hybrid: bool

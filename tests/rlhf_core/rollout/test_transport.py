@@ -35,6 +35,7 @@ def ends() -> dict[str, Ends]:
     return found
 
 
+@pytest.mark.endurance("rl-matrix")
 @pytest.mark.slow("three processes for each fault, some of which are waited for")
 def test_every_engine_receives_every_tensor_to_the_bit(ends: dict[str, Ends]) -> None:
     expected = {name: tensor_digest(tensor) for name, tensor in state().items()}

@@ -135,6 +135,7 @@ def test_an_agents_episodes_train_and_validate(model: Input, tmp_path: Path) -> 
         assert metrics["rollout_mismatch"] > 0  # of a scripted engine, whose log-probs are those of no model
 
 
+@pytest.mark.endurance("architectures")
 def test_failures_of_agents_are_tolerated_as_the_recipe_says(model: Input, tmp_path: Path) -> None:
     with pytest.raises(
         EpisodeError,

@@ -31,7 +31,7 @@ from tests.rlhf_core.stages.supervised_runs import (
     no_cluster,
 )
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 SETTINGS: dict[str, Any] = {
     "dataset": "d", "batch_size": 8, "epochs": 2, "max_length": 48, "log_every": 1, "engine": ENGINE.model_dump(),

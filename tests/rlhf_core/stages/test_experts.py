@@ -32,7 +32,7 @@ from tests.rlhf_core.stages.supervised_runs import (
     pairs,
 )
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 PROMPTS = [{"prompt": [{"role": "user", "content": f"say {word}"}], "answer": word} for word in "abcd"]
 ROLLOUT = {"max_length": 32, "cpu_cache_gib": 0.05, "cpus_per_engine": 0.5}

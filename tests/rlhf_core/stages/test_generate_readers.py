@@ -123,6 +123,7 @@ def _trajectory(tokenizer: Any, row: Mapping[str, Any], entry: Mapping[str, Any]
     )
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_the_kl_is_the_mean_of_what_two_models_say_of_the_samples(inputs: dict[str, Input], tmp_path: Path) -> None:
     given = {**inputs, "reference.model": base_model(tmp_path / "other", seed=1)}
     output = run(tmp_path / "work", given, settings(reference={"model": "base"}, keep_tokens=True))
@@ -152,6 +153,7 @@ def test_the_kl_is_the_mean_of_what_two_models_say_of_the_samples(inputs: dict[s
     assert low < sum(kls) / len(kls) < high
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_the_kl_of_a_model_to_a_copy_of_itself_is_0(inputs: dict[str, Input], tmp_path: Path) -> None:
     copy = local_input(shutil.copytree(inputs["model"].folder, tmp_path / "copy"), Kind.POLICY)
     output = run(tmp_path / "work", {**inputs, "reference.model": copy}, settings(reference={"model": "base"}))

@@ -55,6 +55,7 @@ def test_what_is_stored(inputs: dict[str, Input], tmp_path: Path, monkeypatch: p
     assert torch.allclose(found, logprobs_by_transformers(inputs["reference.model"].folder, PAIRS[:16]), atol=1e-4)
 
 
+@pytest.mark.endurance("rl-matrix")
 @pytest.mark.slow("trains twice")
 def test_how_often_the_chosen_completion_is_preferred(inputs: dict[str, Input], tmp_path: Path) -> None:
     # The first pair by every measure, the second by the mean log-prob of its tokens alone; the third is a tie.

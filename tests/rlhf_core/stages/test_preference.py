@@ -83,6 +83,7 @@ def test_it_learns_the_preference(inputs: dict[str, Input], tmp_path: Path, lora
     assert measured["validation/chosen_reward"] == pytest.approx(rewards[:, 0].mean().item(), rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.endurance("architectures")
 def test_the_reference_may_be_any_model(inputs: dict[str, Input], tmp_path: Path) -> None:
     other = {**inputs, "reference.model": base_model(tmp_path / "other", seed=1)}
     settings = {"reference": {"model": "other", "offload": True}, "max_steps": 1, "batch_size": 32}

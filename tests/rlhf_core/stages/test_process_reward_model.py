@@ -29,7 +29,7 @@ from tests.rlhf_core.stages.supervised_runs import (
     stored_config,
 )
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 SETTINGS: dict[str, Any] = {
     "dataset": "d", "batch_size": 8, "epochs": 4, "max_length": 48, "log_every": 1, "engine": ENGINE,

@@ -109,6 +109,7 @@ def test_the_language_model_term_is_trained_beside_it(tmp_path: Path) -> None:
     assert (scores[:, 0] > scores[:, 1]).all()
 
 
+@pytest.mark.endurance("architectures")
 def test_centring_keeps_the_mean_of_rewards_near_0(tmp_path: Path) -> None:
     inputs = _inputs(tmp_path)
     sums = []
@@ -119,6 +120,7 @@ def test_centring_keeps_the_mean_of_rewards_near_0(tmp_path: Path) -> None:
     assert sums[1] < 0.5 * sums[0]
 
 
+@pytest.mark.endurance("architectures")
 def test_lora_is_merged_with_its_head(tmp_path: Path) -> None:
     fast = OPTIMIZER.model_copy(update={"learning_rate": 2e-2})
     inputs = _inputs(tmp_path)

@@ -160,6 +160,7 @@ def test_no_prompt_is_lost_or_trained_twice_by_a_run_that_is_killed(
     assert len({*left["begun"], *waiting}) == len(left["begun"]) + len(waiting)
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_what_waits_in_a_checkpoint_is_trained_on_as_it_was_sampled(
     model: Input, tmp_path: Path, trained: list[list[Trajectory]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def test_one_slow_episode_holds_up_no_step(model: Input, tmp_path: Path, trained
     assert len({prompt for step in trained for prompt in prompts_of(step)}) == 12
 
 
+@pytest.mark.endurance("rl-matrix")
 @pytest.mark.parametrize("too_old", ["resample", "drop"])
 def test_what_is_further_behind_is_answered_again_or_left_out(
     model: Input, tmp_path: Path, trained: list[list[Trajectory]], too_old: str
@@ -236,6 +238,7 @@ def test_what_is_further_behind_is_answered_again_or_left_out(
     assert len(of_first) == (1 if too_old == "resample" else 0)
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_rewards_are_given_while_engines_sample(model: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judge, sampled_meanwhile = Verifier.__call__, []
 
@@ -261,6 +264,7 @@ def test_rewards_are_given_while_engines_sample(model: Input, tmp_path: Path, mo
     assert any(sampled_meanwhile)
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_a_prompt_whose_reward_fails_is_left_out(model: Input, tmp_path: Path, trained: list[list[Trajectory]]) -> None:
     """One completion of every third prompt fails; the other prompts keep their own rewards."""
     (tmp_path / "own.py").write_text(
@@ -297,6 +301,7 @@ def test_the_first_error_of_a_reward_or_an_engine_ends_the_run(model: Input, tmp
     assert not [thread for thread in threading.enumerate() if thread.name == "episodes"]
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_without_lag_each_step_waits_for_its_own_rollouts(model: Input, tmp_path: Path) -> None:
     plain = run(tmp_path / "plain", model, asynchronous=None)
     waits = run(tmp_path / "waits", model, asynchronous={"max_lag": 0})

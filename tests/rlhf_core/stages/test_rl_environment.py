@@ -129,6 +129,7 @@ def test_a_failure_ends_the_run_and_is_named_with_row_and_turn(model: Input, tmp
         run(tmp_path, model, "bx")
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_tolerated_failures_leave_their_prompts_out_and_are_counted(
     model: Input, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from tests.rlhf_core.environments.resource_server import resource_server
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
 from tests.rlhf_core.stages.test_rl_environment import SETTINGS
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 
 async def seed(request: web.Request) -> web.Response:

@@ -156,6 +156,7 @@ class Broken(Scripted):
     SCRIPT: ClassVar = dict.fromkeys(range(1, 7), math.nan)
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.parametrize("keep", ["best", "last"])
 def test_a_run_without_a_finite_validation_fails(talks: dict[str, Input], tmp_path: Path, keep: str) -> None:
     with pytest.raises(StageError, match="`loss` was finite at no step"):
@@ -176,6 +177,7 @@ class Dying(Worsening):
         return super().train(steps)
 
 
+@pytest.mark.endurance("chaos")
 def test_a_run_that_is_killed_between_validations_ends_as_if_it_had_not_been(
     talks: dict[str, Input], tmp_path: Path
 ) -> None:
@@ -238,6 +240,7 @@ def test_held_out_rows_that_cannot_be_measured_are_named_first(
         sft.run(config, inputs, context_of(tmp_path / "run", inputs), no_cluster)
 
 
+@pytest.mark.endurance("chaos")
 def test_a_reward_model_trains_all_pairs_and_is_judged_by_the_held_out_ones(model: Input, tmp_path: Path) -> None:
     rows = pairs(24)
     for row in rows[20:22]:

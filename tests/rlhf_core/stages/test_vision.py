@@ -45,7 +45,7 @@ from tests.rlhf_core.stages.supervised_runs import (
 )
 from tests.rlhf_core.stages.vision_runs import ENGINE_SETTINGS, OPTIMIZER_SETTINGS, made, pairs, rows, valid
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 
 @pytest.fixture(scope="module")

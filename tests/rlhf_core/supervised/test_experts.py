@@ -41,7 +41,7 @@ from tests.rlhf_core.stages.supervised_runs import (
     pairs,
 )
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 
 def experts(folder: Path) -> Input:

@@ -10,7 +10,7 @@ import pytest
 from rlhf_core.system import freed_memory
 from rlhf_core.system.freed_memory import return_freed_memory
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("benchmarks")
 
 BLOCK, BLOCKS = 100_000, 4000  # too small for mappings of their own; too many to be kept
 

@@ -20,7 +20,7 @@ from rlhf_core.training.optimizers import muon_groups
 from tests.rlhf_core.training.muon_reference import newton_schulz, reference, reference_steps
 from tests.rlhf_core.training.tiny_engine import MUON, batch, build, loss, tiny_model, weights_of
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from rlhf_core.preflight.look import preflight
 from rlhf_core.recipe.loading import load_recipe
 from tests.rlhf_core.recipes import model_folder, write
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 
 @pytest.mark.slow("imports the models of transformers")

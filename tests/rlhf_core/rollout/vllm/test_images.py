@@ -24,7 +24,7 @@ from rlhf_core.types import Completion, SequenceImage
 from tests.rlhf_core.pictures import picture, tiled_vision_model, vision_model
 from tests.rlhf_core.rollout.models import disturb, publish
 
-pytestmark = pytest.mark.parts
+pytestmark = pytest.mark.endurance("architectures")
 
 CONFIG = VllmEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 
