@@ -17,7 +17,7 @@ from rlhf_core.mesh import current_mesh
 # Logits of one chunk: 64 MiB in float32. Blocks below 32 MiB glibc does not give back, and then everything stays.
 CHUNK_ELEMENTS = 1 << 24
 # Chunks of a call whose distributions wait for backward, 256 MiB; those of the others are computed again there.
-_KEPT_CHUNKS = 4
+KEPT_CHUNKS = 4
 
 
 class Head(Protocol):
@@ -45,7 +45,7 @@ def chunked_logprobs(
     since each is a collective under ZeRO-3.
     """
     chunk = partial(_chunk, head, temperature=temperature, with_entropy=with_entropy)
-    logprobs, entropy = by_chunks(chunk, [hidden, targets], [head], vocabulary, chunk_elements, kept=_KEPT_CHUNKS)
+    logprobs, entropy = by_chunks(chunk, [hidden, targets], [head], vocabulary, chunk_elements, kept=KEPT_CHUNKS)
     return logprobs, entropy if with_entropy else None
 
 

@@ -9,6 +9,8 @@ Per training worker, of a model with P parameters of which T are trained, on n w
                  with offload_optimizer
     activations  tokens_per_micro_batch x layers x (8 h + 4 i) x b for hidden size h and feed-forward width i; with
                  gradient checkpointing x h x b for each layer, and one layer in full
+    head         distributions over the vocabulary, in float32 and in chunks of 64 MiB, of which up to 4 wait for the
+                 backward pass (models/logprobs.py); a scalar model has none, but is counted as if
 
 (arXiv:1910.02054, section 3; arXiv:2205.05198, section 4, without the attention matrix, which is never stored.) A
 frozen model needs its weights. With tensor_parallel t, P and T are divided by t, and n is n / t. Buffers, fragmentation
@@ -19,13 +21,13 @@ key-value cache of at least one sequence of `max_length`; on CPU a cache of `cpu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from rlhf_core.config.base import DTYPE_BYTES, Dtype
-from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.engines.rollout import RolloutEngineConfig
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.stages.base import HeldModel, StageConfig
@@ -33,6 +35,7 @@ from rlhf_core.models.folders.caches import caches_all_tokens
 from rlhf_core.models.folders.folder import text_config
 
 _NF4_BYTES = 0.5 + 4 / 64  # of a weight: 4 bits, and its share of its block's float32
+HEAD_CHUNK, KEPT_CHUNKS = 2**24, 4  # of models.logprobs: elements of a chunk, chunks that wait for backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Shape:
     key_value_heads: int
     head: int  # dimensions of one
     caches_all_tokens: bool = True  # in every layer of an engine
+    vocabulary: int = 0  # of the output head
 
     @classmethod
     def of(cls, config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
@@ -64,7 +68,7 @@ class Shape:
             attention = 2 * hidden * head * (heads + shared)
             embeddings = vocabulary * hidden * (1 if text.get("tie_word_embeddings") else 2)
             parameters = layers * (attention + 3 * hidden * intermediate) + embeddings
-        return cls(parameters, hidden, intermediate, layers, heads, shared, head, caches_all_tokens(config))
+        return cls(parameters, hidden, intermediate, layers, heads, shared, head, caches_all_tokens(config), vocabulary)
 
     def trained(self, rank: int | None) -> int:
         """Return the number of trained parameters: all, or those of an adapter on every linear layer of the blocks."""
@@ -115,7 +119,8 @@ def _of_model(held: HeldModel, shape: Shape) -> float:
     copied = engine.dtype == "bfloat16" or stage >= 1
     optimizer = (8.0 + (4.0 if copied else 0.0)) * trained / (workers if stage >= 1 else 1)
     on_device = 0.0 if engine.offload_optimizer else optimizer
-    return weights + gradients + on_device + _activations(engine, shape, held.placement)
+    tokens = engine.micro_batch_tokens(held.placement) / engine.sequence_parallel
+    return weights + gradients + on_device + tokens * _kept(engine, shape) + _of_head(tokens * shape.vocabulary)
 
 
 def _weights(engine: EngineConfig, parameters: int, workers: float) -> float:
@@ -124,7 +129,8 @@ def _weights(engine: EngineConfig, parameters: int, workers: float) -> float:
     return DTYPE_BYTES[engine.dtype] * parameters / engine.tensor_parallel / (workers if engine.sharding == 3 else 1)
 
 
-def _activations(engine: EngineConfig, shape: Shape, placement: Placement) -> float:
+def _kept(engine: EngineConfig, shape: Shape) -> float:
+    """Return the bytes of activations that a token keeps for the backward pass."""
     layer = 8.0 * shape.hidden + 4.0 * shape.intermediate
     match engine.gradient_checkpointing:
         case False:
@@ -133,8 +139,15 @@ def _activations(engine: EngineConfig, shape: Shape, placement: Placement) -> fl
             kept = shape.layers * shape.hidden + layer
         case "selective":
             kept = shape.layers * (6.0 * shape.hidden + 2.0 * shape.intermediate) + layer
-    tokens = engine.micro_batch_tokens(placement) / engine.sequence_parallel
-    return tokens * kept * DTYPE_BYTES[engine.dtype]
+    return kept * DTYPE_BYTES[engine.dtype]
+
+
+def _of_head(logits: float) -> float:
+    """Return the bytes of so many logits: of chunks that are kept, and of the gradient of one, or of one that is
+    computed again.
+    """
+    chunks = max(1, math.ceil(logits / HEAD_CHUNK))
+    return 4.0 * logits / chunks * (chunks + 1 if chunks <= KEPT_CHUNKS else KEPT_CHUNKS + 3)
 
 
 def _of_engine(rollout: RolloutEngineConfig, shape: Shape, dtype: Dtype) -> float:

@@ -34,14 +34,14 @@ SHAPES: dict[str, dict[str, Any]] = {  # of their config.json
 }  # fmt: skip
 # GPUs, GB of a worker and GB of each GPU of an engine, by stage.
 PLANS = {
-    "1.5b-on-24gb": {"sft": (1, 10.8, 0.0), "rl": (1, 10.8, 3.1), "evaluation.rl": (1, 0.0, 3.1)},
-    "8b-qlora-on-24gb": {"sft": (1, 11.6, 0.0), "evaluation.sft": (1, 0.0, 16.7)},
-    "8b-on-80gb": {"sft": (1, 19.7, 0.0), "rl": (1, 19.7, 16.7), "evaluation.rl": (1, 0.0, 16.7)},
+    "1.5b-on-24gb": {"sft": (1, 11.2, 0.0), "rl": (1, 11.2, 3.1), "evaluation.rl": (1, 0.0, 3.1)},
+    "8b-qlora-on-24gb": {"sft": (1, 12.0, 0.0), "evaluation.sft": (1, 0.0, 16.7)},
+    "8b-on-80gb": {"sft": (1, 20.1, 0.0), "rl": (1, 20.1, 16.7), "evaluation.rl": (1, 0.0, 16.7)},
     "8b-ppo-on-8x80gb": {
-        "sft": (8, 20.3, 0.0), "reward_model": (8, 20.3, 0.0), "rl": (8, 50.3, 16.7), "evaluation.rl": (8, 0.0, 16.7),
+        "sft": (8, 20.8, 0.0), "reward_model": (8, 20.8, 0.0), "rl": (8, 51.3, 16.7), "evaluation.rl": (8, 0.0, 16.7),
     },
-    "32b-on-8x80gb": {"sft": (8, 32.3, 0.0), "rl": (8, 56.9, 16.5), "evaluation.rl": (8, 0.0, 16.5)},
-    "70b-on-32x80gb": {"sft": (32, 53.4, 0.0), "rl": (32, 66.6, 35.4), "evaluation.rl": (32, 0.0, 35.4)},
+    "32b-on-8x80gb": {"sft": (8, 32.8, 0.0), "rl": (8, 57.3, 16.5), "evaluation.rl": (8, 0.0, 16.5)},
+    "70b-on-32x80gb": {"sft": (32, 53.8, 0.0), "rl": (32, 67.1, 35.4), "evaluation.rl": (32, 0.0, 35.4)},
 }  # fmt: skip
 
 

@@ -44,7 +44,10 @@ def config() -> RLConfig:
     both = two_by_two(zero_stage=2)
     placement = both.placement.model_copy(update={"cpus_per_worker": 6.0})
     return both.model_copy(
-        update={"placement": placement, "rollout": both.rollout.model_copy(update={"cpus_per_engine": 2.0})}
+        update={
+            "placement": placement,
+            "rollout": both.rollout.model_copy(update={"cpus_per_engine": 2.0, "transport": "collective"}),
+        }
     )
 
 

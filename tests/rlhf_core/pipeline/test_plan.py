@@ -1,6 +1,7 @@
 """The plan of a node, with its reasons."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from rlhf_core.config.stages.language_models import SFTConfig
 from rlhf_core.config.stages.sampled import GenerateConfig
 from rlhf_core.errors import StoreError
 from rlhf_core.graph.graph import build_graph
+from rlhf_core.models import logprobs
 from rlhf_core.pipeline.estimates import Known, estimates
-from rlhf_core.pipeline.memory import Shape, memory
+from rlhf_core.pipeline.memory import HEAD_CHUNK, KEPT_CHUNKS, Shape, memory
 from rlhf_core.preflight.look import Seen, look
 from rlhf_core.recipe.loading import LoadedRecipe, load_recipe
 from rlhf_core.stages.key import computing_libraries
@@ -161,8 +163,9 @@ def test_what_a_stage_takes(tmp_path: Path, repository: ArtifactRepository) -> N
     assert sft.tokens is not None
     assert 40 * 3 * 18 < sft.tokens < 40 * 3 * 30, "characters are tokens here"
     assert sft.seconds == 3.0 * 60, "30 s for 10 steps before"
-    # weights 4, gradients 4, AdamW 8 bytes a parameter; activations of 2048 tokens, 4 layers, 8 x 128 + 4 x 384
-    assert sft.memory.worker == 16 * 1_000_000 + 2048 * 4 * (8 * 128 + 4 * 384) * 4
+    # weights 4, gradients 4, AdamW 8 bytes a parameter; activations of 2048 tokens, 4 layers, 8 x 128 + 4 x 384, and of
+    # their logits over 102 characters twice
+    assert sft.memory.worker == 16 * 1_000_000 + 2048 * 4 * (8 * 128 + 4 * 384) * 4 + 2 * 2048 * 102 * 4
     assert estimates(graph, Known(Seen([], {}, {}, {}), loaded.root, {}, []))["sft"].seconds is None
 
 
@@ -208,6 +211,24 @@ def test_memory_of_activations_by_hand(checkpointing: object, of_layers: int) ->
     section = {"dataset": "x", "batch_size": 8, "max_length": 8, "optimizer": {"learning_rate": 1e-5}, "engine": engine}
     needed = memory(SFTConfig.model_validate(section), Shape(0, 16, 40, 3, 2, 2, 8)).worker
     assert needed == 4 * 100 * of_layers
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "chunks", "at_once"),
+    [(1000, 1, 2), (100_000, 3, 4), (400_000, 12, 7)],
+    ids=["one chunk", "all are kept", "some are computed again"],
+)
+def test_memory_of_the_head_by_hand(vocabulary: int, chunks: int, at_once: int) -> None:
+    """500 rows of logits in float32, in chunks of 2^24: those kept, and the gradient of one."""
+    engine = {"dtype": "float32", "tokens_per_micro_batch": 500}
+    section = {"dataset": "x", "batch_size": 8, "max_length": 8, "optimizer": {"learning_rate": 1e-5}, "engine": engine}
+    config, shape = SFTConfig.model_validate(section), Shape(0, 16, 40, 3, 2, 2, 8)
+    head = memory(config, replace(shape, vocabulary=vocabulary)).worker - memory(config, shape).worker
+    assert head == pytest.approx(4 * 500 * vocabulary / chunks * at_once)
+
+
+def test_chunks_of_the_head_are_those_that_are_computed() -> None:
+    assert (HEAD_CHUNK, KEPT_CHUNKS) == (logprobs.CHUNK_ELEMENTS, logprobs.KEPT_CHUNKS)
 
 
 def test_memory_of_all_models_on_the_ranks_of_rl_by_hand() -> None:
