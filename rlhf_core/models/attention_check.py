@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_core.models.flex_attention import flex
 from rlhf_core.models.output_head import backbone
 
 Attention = Callable[..., tuple[Tensor, Any]]
@@ -84,7 +85,9 @@ def _difference(
         query, key, value = query.float(), key.float(), value.float()
     else:
         dtype = torch.float32
-        output = own(module, query, key, value, causal, **options)[0]
+        if own is flex and (window := options.get("sliding_window")) is not None:  # which makes its own mask too
+            causal += torch.full_like(causal, torch.finfo(torch.float32).min).tril(-window)
+        output = own(module, query, key, value, None if own is flex else causal, **options)[0]
 
     def equal(kwargs: dict[str, Any]) -> bool:
         wanted = eager(module, query, key, value, causal, **kwargs)[0]

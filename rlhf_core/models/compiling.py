@@ -8,6 +8,7 @@ Attention is not changed. The compiled code is kept in a folder of the node, TOR
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,29 @@ def compile_layers(model: Any) -> None:
     Raises StageError for a model that declares no layers, or that has experts, whose numbers of tokens differ from call
     to call.
     """
-    import torch._dynamo.config  # not at the top: it takes a second
-
     name, config = type(model).__name__, model.config.get_text_config().to_dict()
     if any("experts" in key and value for key, value in config.items()):
         raise StageError(f"{name} has experts, whose layers are not compiled; leave engine.compiled out")
     layers = _layers(model)
     if not layers:
         raise StageError(f"{name} does not say which of its modules are layers; leave engine.compiled out")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache" / "torchinductor"))
-    torch._dynamo.config.recompile_limit = _MOST_GRAPHS
-    torch._dynamo.config.fail_on_recompile_limit_hit = True  # in place of uncompiled code from there on, in silence
+    options = set_up_compilation(_MOST_GRAPHS)
     tree_attention.keep_from_compilation()
     for layer in layers:
-        # One thread: others would be processes that outlive this one when it is killed.
-        layer.compile(dynamic=True, options={"emulate_precision_casts": True, "compile_threads": 1})
+        layer.compile(dynamic=True, options={"emulate_precision_casts": True, **options})
+
+
+def set_up_compilation(most_graphs: int) -> dict[str, str | int | bool | Callable[..., Any]]:
+    """Set what compiled code of this process has in common, and return the options that it needs.
+
+    most_graphs: of one function; one more is an error.
+    """
+    import torch._dynamo.config  # not at the top: it takes a second
+
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache" / "torchinductor"))
+    torch._dynamo.config.recompile_limit = most_graphs
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # in place of uncompiled code from there on, in silence
+    return {"compile_threads": 1}  # others would be processes that outlive this one when it is killed
 
 
 def _layers(model: Any) -> list[nn.Module]:

@@ -11,7 +11,8 @@ hidden states are compared, since DeepSpeed's hooks take every backward pass for
 
 Attention that ignores part of the model's own eager function is replaced by it (attention_check.py). With attention
 `sdpa` a token tree is tried first, also with two sequences that share a prefix. If it is correct it is used, and the
-model has the tree's attention from then on; else padded rows and packing are tried.
+model has the tree's attention from then on; else padded rows and packing are tried. Attention `flex` computes all of
+these layouts itself, and a model for which it is wrong is refused.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from rlhf_core.models import tree_attention
 from rlhf_core.models.attention_check import attention_difference
 from rlhf_core.models.compiling import compile_layers
 from rlhf_core.models.dropout import set_train_mode
+from rlhf_core.models.flex_attention import IMPLEMENTATION as FLEX
 from rlhf_core.models.folders.folder import depends_on_longest
 from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.layout_sequences import (
@@ -88,7 +90,10 @@ def checked_layouts(
     tokens after the one it predicts, or if our output is not the model's own.
     """
     name, batch = type(model).__name__, different_sequences(model, device)
-    alone = _alone(model, batch)
+    with tree_attention.recorded_windows() as windows:
+        alone = _alone(model, batch)
+    if model.config._attn_implementation == FLEX:
+        _require_known_masks(model, windows, forwards=batch.num_sequences)
     if (left_out := _choose_attention(model, batch, device)) is not None:
         alone = _alone(model, batch)
     tolerance = _tolerance(model, batch, alone[_MIDDLE])
@@ -109,7 +114,7 @@ def checked_layouts(
     if _on_all_ranks([tree is None], device)[0]:
         layouts = TREE
     else:
-        if tree is None:
+        if tree is None and model.config._attn_implementation == tree_attention.IMPLEMENTATION:
             model.set_attn_implementation("sdpa")
         layouts, packed = _without_tree(model, problem, device)
     if current_mesh().sequence > 1:
@@ -144,7 +149,7 @@ def _without_tree(
         raise StageError(
             f"{type(model).__name__} gives different results for batched and single sequences, so it cannot be "
             f"trained: packing {packed}; padding {rows}"
-            + ("; set engine.attention: sdpa" if "flash" in model.config._attn_implementation else "")
+            + ("; set engine.attention: sdpa" if "fl" in model.config._attn_implementation else "")
         )
     return Layouts("positions" if by_position else "indices" if by_index else None, rows=in_rows), packed
 
@@ -210,24 +215,42 @@ def _tree_problem(
     """Return the reason why a token tree is wrong for `model`; None if it is correct, and the model has its attention
     from here on.
     """
-    if model.config._attn_implementation != "sdpa" or not model._can_set_attn_implementation():
-        return "is for the attention sdpa"
+    attention = model.config._attn_implementation
+    if attention not in ("sdpa", FLEX) or not model._can_set_attn_implementation():
+        return "is for the attention sdpa or flex"
     if reads_images(model.config.to_dict()):
         return "compares tokens, and images of other pixels have the same ones"
     branching, second = branching_sequences(batch), slice(LENGTHS[_MIDDLE], None)
     alone = [_measured(model, select_sequences(branching, [i]), ROWS, 0, skipped=i * _SKIPPED) for i in range(2)]
     expected = _Result(torch.cat([one.hidden for one in alone]), alone[1].gradient)
-    tree_attention.use_tree_attention(model)
+    if attention == "sdpa":
+        tree_attention.use_tree_attention(model)
     with tree_attention.recorded_windows() as windows:
         difference = problem(TREE)
-    if difference is None and sum(window is not None for window in windows) != _windowed_layers(model):
+    if difference is None and _has_other_windows(model, windows):
         difference = "leaves out sliding windows"
     if difference is None:
         got = _measured(model, branching, TREE, 1, skipped=_SKIPPED)
         difference = _difference(got, expected, tolerance, own=second, apart=[slice(SHARED, second.start)])
     if difference is not None:
-        model.set_attn_implementation("sdpa")
+        model.set_attn_implementation(attention)
     return difference
+
+
+def _require_known_masks(model: Any, windows: Sequence[int | None], *, forwards: int) -> None:
+    """Raise StageError unless attention, called in so many forwards with these windows, is told all that restricts it:
+    flex attention reads no mask of the model, and in every layout it would be wrong for longer sequences than these.
+    """
+    problem = depends_on_place(model.config)
+    if problem is None and _has_other_windows(model, windows, forwards=forwards):
+        problem = "its attention is not told of its sliding windows"
+    if problem is not None:
+        raise StageError(f"{type(model).__name__}: {problem}, which engine.attention: flex would leave out; set sdpa")
+
+
+def _has_other_windows(model: Any, windows: Sequence[int | None], *, forwards: int = 1) -> bool:
+    """Whether calls of attention in so many forwards had other windows than those of the config's layers."""
+    return sum(window is not None for window in windows) != _windowed_layers(model) * forwards
 
 
 def _windowed_layers(model: Any) -> int:

@@ -16,10 +16,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlhf_core.mesh import current_mesh
+from rlhf_core.models.flex_attention import IMPLEMENTATION as FLEX
 from rlhf_core.models.output_head import backbone
 from rlhf_core.models.sequence_parallel import CutTree, gathered
 from rlhf_core.models.token_tree import TokenTree
 from rlhf_core.models.tree_attention import ARGUMENT as TREE_ARGUMENT
+from rlhf_core.models.tree_blocks import TreeBlocks
 from rlhf_core.models.vision import embedded, runs_encoder_always
 from rlhf_core.packing import select_sequences
 from rlhf_core.types import PackedBatch
@@ -143,6 +145,8 @@ def _joined(parts: Sequence[OfTokens], order: Tensor) -> OfTokens:
 
 def arranged(model: Any, batch: PackedBatch, layouts: Layouts) -> _Arrangement:
     """Arrange in rows if they are the only correct layout, or cost less than the attention between packed sequences."""
+    if layouts.packed is not None and model.config._attn_implementation == FLEX:
+        return _in_blocks(TokenTree.of(batch) if layouts.packed == "tree" else TokenTree.apart(batch), batch)
     if layouts.packed == "tree":
         return _in_a_cut_tree(batch) if layouts.cut else _in_a_tree(batch)
     if layouts.packed is None or (layouts.rows and rows_are_cheaper(model, batch)):
@@ -161,8 +165,14 @@ def _in_a_tree(batch: PackedBatch) -> _Arrangement:
     return _Arrangement({**_tokens_at(tree.kept, batch), TREE_ARGUMENT: tree}, tree.places)
 
 
+def _in_blocks(tree: TokenTree, batch: PackedBatch) -> _Arrangement:
+    blocks = TreeBlocks(tree.segments, tree.kept.device)
+    return _Arrangement({**_tokens_at(tree.kept, batch), TREE_ARGUMENT: blocks}, tree.places)
+
+
 def _in_a_cut_tree(batch: PackedBatch) -> _Arrangement:
-    tree = TokenTree.of(batch, multiple=current_mesh().sequence)
+    tree, ranks = TokenTree.of(batch), current_mesh().sequence
+    tree = tree.padded(math.ceil(len(tree.kept) / ranks) * ranks)
     part = CutTree(tree)
     return _Arrangement({**_tokens_at(part.kept, batch), TREE_ARGUMENT: part}, tree.places, part)
 
@@ -203,7 +213,7 @@ def _costs(model: Any, lengths: Sequence[int]) -> tuple[float, float]:
     layouts.
     """
     if model.config._attn_implementation not in ("sdpa", "eager"):
-        return 0.0, math.inf  # flash attention takes the boundaries and skips tokens between sequences
+        return 0.0, math.inf  # flash and flex attention skip tokens between sequences
     longest, tokens = max(lengths), sum(lengths)
     padded = len(lengths) * longest
     # A token costs about 24 d^2 multiply-adds a layer in matrix products and 4 d per token it attends to.

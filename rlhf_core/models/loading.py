@@ -18,10 +18,13 @@ from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.activation_checkpointing import checkpoint_layers
 from rlhf_core.models.adapters import add_lora, is_adapted, load_adapter
+from rlhf_core.models.flex_attention import IMPLEMENTATION as FLEX
+from rlhf_core.models.flex_attention import use_flex_attention
 from rlhf_core.models.folders.folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     GENERATION_CONFIG,
+    Head,
     copy_tokenizer,
     is_classifier,
     num_labels,
@@ -64,8 +67,7 @@ def load_causal_model(
 
     Raises StageError if the weights in the folder are incomplete, or do not match its config.
     """
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention, **_quantised(folder, lora, dtype)}
-    model = load_weights(folder, "causal", sharding=sharding, **options)
+    model = _load(folder, "causal", lora, dtype=dtype, attention=attention, sharding=sharding)
     if freeze_vision:
         _freeze_vision(model, folder)
     return _prepare(model, folder, "CAUSAL_LM", lora, gradient_checkpointing)
@@ -101,8 +103,9 @@ def load_scalar_model(
     trained_head = is_classifier(config)
     if trained_head and num_labels(config) != 1:
         raise StageError(f"{folder}: this classifier has several labels; a scalar model has one")
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention, **_quantised(folder, lora, dtype)}
-    model = load_weights(folder, "scalar", new_head=not trained_head, sharding=sharding, **options)
+    model = _load(
+        folder, "scalar", lora, dtype=dtype, attention=attention, new_head=not trained_head, sharding=sharding
+    )
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear):
         raise StageError(f"{type(model).__name__} has no linear `score` head; scalar models of it are not supported")
@@ -129,8 +132,16 @@ def _initialise_head(head: nn.Linear, seed: int) -> None:
         head.bias.zero_()
 
 
-def _quantised(folder: Path, lora: LoraConfig | None, dtype: torch.dtype) -> Mapping[str, Any]:
-    return {} if lora is None or lora.quantised is None else quantised_loading(folder, dtype)
+def _load(
+    folder: Path, head: Head, lora: LoraConfig | None, *, dtype: torch.dtype, attention: str, **options: Any
+) -> transformers.PreTrainedModel:
+    if lora is not None and lora.quantised is not None:
+        options |= quantised_loading(folder, dtype)
+    is_flex = attention == FLEX  # of ours, which transformers does not know yet
+    model = load_weights(folder, head, dtype=dtype, attn_implementation="sdpa" if is_flex else attention, **options)
+    if is_flex:
+        use_flex_attention(model)
+    return model
 
 
 def _prepare(

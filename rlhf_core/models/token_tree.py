@@ -8,7 +8,8 @@ its sequence, so it is the same in all sequences with the same prefix.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Self
 
@@ -22,6 +23,7 @@ from rlhf_core.types import PackedBatch
 # Segments share one call of attention while this bounds the padding, unless the call is small.
 _MOST_PADDING = 1.25
 _SMALL = 1 << 16  # pairs of query and key, padding included
+_NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +102,41 @@ class AttentionPlan:
         return cls(tuple(group.to(device) for group in groups), queries, keys, order)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TokenTree:
     """n tokens that replace the N of a batch."""
 
     kept: Tensor  # (n,) int64: which token of the batch each is, the first of those that are the same
     places: Tensor  # (N,) int64: where each token of the batch is in the tree
     segments: tuple[Segment, ...]
-    plan: AttentionPlan  # of all tokens
 
     @classmethod
-    def of(cls, batch: PackedBatch, *, multiple: int = 1) -> Self:
-        """Build the tree. n is a multiple of `multiple`: padding is a further sequence, which no token of the batch is
-        in.
-        """
+    def of(cls, batch: PackedBatch) -> Self:
         device = batch.input_ids.device
         kept, places, segments = _build_tree(batch)
-        if padding := -len(kept) % multiple:
-            segments.append(Segment(len(kept), padding, torch.empty(0, dtype=torch.int64)))
-            kept = torch.cat([kept, kept.new_zeros(padding)])
-        return cls(kept.to(device), places.to(device), tuple(segments), AttentionPlan.of(segments, device))
+        return cls(kept.to(device), places.to(device), tuple(segments))
+
+    @classmethod
+    def apart(cls, batch: PackedBatch) -> Self:
+        """The tree in which no sequences share tokens: those of the batch, in order."""
+        every = torch.arange(batch.num_tokens, device=batch.input_ids.device)
+        lengths = batch.sequence_lengths.tolist()
+        starts = (batch.sequence_lengths.cumsum(0) - batch.sequence_lengths).tolist()
+        segments = (Segment(start, length, _NOTHING) for start, length in zip(starts, lengths, strict=True))
+        return cls(every, every, tuple(segments))
+
+    def padded(self, size: int) -> Self:
+        """Return the tree of `size` tokens: padding is a further sequence, which no token of the batch is in."""
+        length = len(self.kept)
+        if size == length:
+            return self
+        kept = torch.cat([self.kept, self.kept.new_zeros(size - length)])
+        return replace(self, kept=kept, segments=(*self.segments, Segment(length, size - length, _NOTHING)))
+
+    @cached_property
+    def plan(self) -> AttentionPlan:
+        """The plan of all tokens."""
+        return AttentionPlan.of(self.segments, self.kept.device)
 
     def planned(self, start: int, stop: int) -> AttentionPlan:
         """Plan the attention of the tokens at places start ... stop - 1 alone, to the keys of all."""
@@ -143,7 +160,7 @@ def _build_tree(batch: PackedBatch) -> tuple[Tensor, Tensor, list[Segment]]:
     kept: list[Tensor] = []
     segments: list[Segment] = []
     size = 0
-    pending = [(order, torch.empty(0, dtype=torch.int64))]  # sequences, and the places of their common prefix
+    pending = [(order, _NOTHING)]  # sequences, and the places of their common prefix
     while pending:
         sequences, before = pending.pop()
         depth = before.numel()

@@ -8,7 +8,7 @@ call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from rlhf_core.models.token_tree import AttentionPlan, TokenTree
 
 IMPLEMENTATION = "token_tree"
 ARGUMENT = "token_tree"  # of a forward of the model, which hands it down to its layers
-_NOT_COMPUTED = ("softcap", "s_aux", "position_bias", "head_mask")
+_NOT_COMPUTED = ("s_aux", "position_bias", "head_mask")
 _windows: list[int | None] | None = None  # of the calls so far, where they are recorded
 
 
@@ -45,14 +45,26 @@ def tree_attention(
     """
     if token_tree is None or attention_mask is not None or query.shape[0] != 1:
         raise NotImplementedError("attention in a token tree is for one row of tokens with its tree, and no mask")
-    if unsupported := [name for name in _NOT_COMPUTED if others.get(name) is not None]:
+    if unsupported := not_computed(others, "softcap"):
         raise NotImplementedError(f"attention in a token tree does not compute {', '.join(unsupported)}")
-    if _windows is not None:
-        _windows.append(sliding_window)
+    record_window(sliding_window)
     attend = partial(_attend, dropout=dropout, scaling=scaling, window=sliding_window)
     if isinstance(token_tree, CutTree):
         return token_tree.attention(attend, query, key, value), None
     return attend(query, key, value, token_tree.plan), None
+
+
+def not_computed(others: Mapping[str, Any], *more: str) -> list[str]:
+    """Return which of a call's further arguments would be ignored: those that no implementation of ours computes, and
+    `more`.
+    """
+    return [name for name in (*more, *_NOT_COMPUTED) if others.get(name) is not None]
+
+
+def record_window(window: int | None) -> None:
+    """Note the sliding window of a call where `recorded_windows` asks for it."""
+    if _windows is not None:
+        _windows.append(window)
 
 
 def _attend(
@@ -110,7 +122,7 @@ def keep_from_compilation() -> None:
 
 @contextmanager
 def recorded_windows() -> Iterator[list[int | None]]:
-    """Record the sliding window of each call of `tree_attention` inside."""
+    """Record the sliding window of each call of `tree_attention`, or `flex_attention.flex`, inside."""
     global _windows
     windows: list[int | None] = []
     _windows = windows

@@ -27,8 +27,10 @@ class EngineConfig(Config):
     """
 
     dtype: Dtype = Field(default="bfloat16", description="dtype of weights and activations; master weights are float32")
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
-        default="sdpa", description="attention implementation; the last one needs a GPU"
+    attention: Literal["sdpa", "eager", "flex", "flash_attention_2"] = Field(
+        default="sdpa",
+        description="attention implementation; the last two need a GPU. flex: torch's FlexAttention, one compiled call "
+        "for a whole micro-batch, whose first ones take longer (not run on a GPU yet)",
     )
     zero_stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(no_bool)] = formerly_keyed(
         2, description="DeepSpeed's sharding over the workers: 1 optimizer, 2 also gradients, 3 also weights"
@@ -90,6 +92,19 @@ class EngineConfig(Config):
     def _attention_runs(self) -> EngineConfig:
         if self.attention == "flash_attention_2" and self.dtype == "float32":
             raise ValueError("attention flash_attention_2 computes in bfloat16 only, but dtype is float32; use sdpa")
+        return self
+
+    @model_validator(mode="after")
+    def _flex_was_tested(self) -> EngineConfig:
+        if self.attention != "flex":
+            return self
+        if self.compiled:
+            raise ValueError("attention flex was not tested in compiled layers; leave `compiled` out, or set sdpa")
+        if self.tensor_parallel > 1:
+            raise ValueError("attention flex was not tested with weights that workers share (tensor_parallel); set "
+                             "sdpa")  # fmt: skip
+        if self.gradient_checkpointing == "selective":
+            raise ValueError("attention flex was not tested with gradient_checkpointing selective; set true, or sdpa")
         return self
 
     @model_validator(mode="after")

@@ -142,9 +142,9 @@ class LoraConfig(Config):
 
 def require_devices(engine: EngineConfig, placement: Placement) -> None:
     """Raise ValueError if the workers, or their devices, cannot run the engine."""
-    if engine.attention == "flash_attention_2" and placement.gpus_per_worker == 0:
+    if engine.attention in ("flex", "flash_attention_2") and placement.gpus_per_worker == 0:
         raise ValueError(
-            "engine.attention flash_attention_2 needs a GPU, but placement.gpus_per_worker is 0; set 1, or use sdpa"
+            f"engine.attention {engine.attention} needs a GPU, but placement.gpus_per_worker is 0; set 1, or use sdpa"
         )
     if engine.hpz_partition_size is not None and placement.workers % engine.hpz_partition_size:
         raise ValueError(

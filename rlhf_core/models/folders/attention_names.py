@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-_FLAGS = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}  # every class has the eager one
+# Every class has the eager one.
+_FLAGS = {"sdpa": "_supports_sdpa", "flex": "_supports_flex_attn", "flash_attention_2": "_supports_flash_attn"}
 
 
 def attentions_of(model_class: type) -> list[str]:
@@ -19,4 +20,5 @@ def attention_problem(model_class: str, attentions: Collection[str], attention: 
     """
     if attention in attentions:
         return None
-    return f"transformers has no attention `{attention}` for {model_class}: set engine.attention: eager"
+    other = "sdpa" if "sdpa" in attentions else "eager"
+    return f"transformers has no attention `{attention}` for {model_class}: set engine.attention: {other}"

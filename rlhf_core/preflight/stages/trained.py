@@ -28,6 +28,8 @@ def engine_problems(engine: EngineConfig, node: Draft, context: CheckContext) ->
     if (inspection := model.inspection) is not None:
         unfit = attention_problem(inspection.model_class, inspection.attentions, engine.attention)
         yield from () if unfit is None else (f"{node.section}.engine.attention: {unfit}",)
+    if engine.attention == "flex" and reads_images(model.settings):
+        yield f"{node.section}.engine.attention: flex was not tested with models that read images: set sdpa"
     if engine.freeze_vision and not reads_images(model.settings):
         yield f"{node.section}.engine.freeze_vision: this model reads text alone: leave it out"
     if engine.tensor_parallel > 1 and (reason := _keeps_weights_whole(engine, model)) is not None:

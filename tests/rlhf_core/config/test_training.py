@@ -49,6 +49,16 @@ def sft(optimizer: dict[str, Any], engine: dict[str, Any]) -> SFTConfig:
         ({"tensor_parallel": 2, "zero_stage": 3}, "tensor_parallel divides the weights that zero_stage 3 would divide"),
         ({"tensor_parallel": 2, "compiled": True}, "compiled layers were not tested with weights that workers share"),
         ({"tensor_parallel": 2, "attention": "flash_attention_2"}, "does not run in main memory, where"),
+        ({"attention": "flex", "compiled": True}, "flex was not tested in compiled layers; leave `compiled` out"),
+        ({"attention": "flex", "tensor_parallel": 2}, "flex was not tested with weights that workers share"),
+        (
+            {"attention": "flex", "sequence_parallel": 2},
+            "exchanges tokens in the attention sdpa, but attention is flex",
+        ),
+        (
+            {"attention": "flex", "gradient_checkpointing": "selective"},
+            "flex was not tested with gradient_checkpointing",
+        ),
         ({"tensor_parallel": 2, "gradient_checkpointing": "selective"}, "selective keeps sums of workers that share"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
 
 import pytest
@@ -17,27 +16,9 @@ from rlhf_core.models import token_tree
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.token_tree import TokenTree
 from rlhf_core.models.tree_attention import IMPLEMENTATION, _attend, tree_attention
-from rlhf_core.packing import pack
-from rlhf_core.types import PackedBatch
+from tests.rlhf_core.models.trees import PROMPT, batch_of, grown
 
 pytestmark = pytest.mark.parts
-
-PROMPT = list(range(20))
-
-
-def batch_of(*sequences: list[int]) -> PackedBatch:
-    return pack(sequences, [[True] * len(ids) for ids in sequences])
-
-
-def grown(seed: int, vocabulary: int = 9) -> list[list[int]]:
-    """Sequences that branch off each other anywhere, the same one twice, one that another begins with."""
-    rng = random.Random(seed)
-    sequences: list[list[int]] = []
-    for _ in range(rng.randint(1, 12)):
-        stem = rng.choice(sequences)[: rng.randint(0, 40)] if sequences else []
-        sequences.append(stem + [rng.randrange(vocabulary) for _ in range(rng.randint(0 if stem else 1, 30))])
-    rng.shuffle(sequences)
-    return sequences
 
 
 def test_a_prompt_is_there_once_with_its_completions_behind_it() -> None:
@@ -96,8 +77,8 @@ def test_attention_and_its_gradients_are_those_of_sequences_alone(
 @settings(max_examples=60, deadline=None)
 def test_attention_of_the_parts_of_a_row_is_that_of_the_row(seed: int, parts: int, window: int | None) -> None:
     """Of each part to the keys of all; padding in the plan of a part has the place 0, which may be before the part."""
-    tree = TokenTree.of(batch_of(*grown(seed)), multiple=parts)
-    assert len(tree.kept) % parts == 0
+    tree = TokenTree.of(batch_of(*grown(seed)))
+    tree = tree.padded(-(-len(tree.kept) // parts) * parts)
     length = len(tree.kept) // parts
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (torch.randn(1, 2, len(tree.kept), 4, generator=generator, dtype=torch.float64) for _ in "qkv")

@@ -175,6 +175,11 @@ def test_a_model_of_text_has_no_encoder_to_freeze(tmp_path: Path) -> None:
         load(base_model(tmp_path).folder, freeze_vision=True)
 
 
+def test_flex_attention_is_for_text(folder: Path) -> None:
+    with pytest.raises(StageError, match=r"engine.attention: flex was not tested with models that read images"):
+        load_causal_model(folder, dtype=torch.float32, attention="flex")
+
+
 def test_each_image_must_be_written_once(folder: Path, processor: ImageProcessor) -> None:
     images = RowImages(processor, colours_of(folder))
     with pytest.raises(ConversationError, match="the chat template writes 0 of 1 images"):

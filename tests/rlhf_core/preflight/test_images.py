@@ -50,6 +50,15 @@ def test_stages_that_read_images_take_them(problems: Problems) -> None:
     assert problems(seeing()) == []
 
 
+def test_flex_attention_is_for_text(problems: Problems) -> None:
+    flex = both(
+        put("sft", "engine", value={"attention": "flex"}), put("sft", "placement", value={"gpus_per_worker": 1})
+    )
+    sentence = "sft.engine.attention: flex was not tested with models that read images: set sdpa"
+    assert sentence in problems(seeing(flex))
+    assert not any("flex" in problem for problem in problems(flex))
+
+
 def playing(kind: str, *, row: str | None = None, **settings: Any) -> Change:
     """A program of the user's plays the episodes; with `row` those of rows without images, beside rows with images,
     whose environment is `row`."""

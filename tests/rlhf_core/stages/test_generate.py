@@ -173,6 +173,7 @@ def test_labels_of_one_kind_are_an_error(inputs: dict[str, Input], tmp_path: Pat
             {"rewards": {"taste": {"type": "reward_model", "engine": {"attention": "flash_attention_2"}}}},
             "flash_attention_2 needs a GPU",
         ),
+        ({"rewards": {"taste": {"type": "reward_model", "engine": {"attention": "flex"}}}}, "flex needs a GPU"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
