@@ -1,9 +1,11 @@
 """Training throughput and memory on one GPU: `python -m benchmarks.gpu [--output FILE]`.
 
 Random weights in the shape of Qwen3-0.6B, in bfloat16 over float32 master weights, trained by DeepSpeed as a stage's
-rank does it; without a GPU the same cases in a tiny shape. GRPO's update is also measured by TRL on the same card
-(benchmarks/gpu_trl.py). MFU counts the multiply-adds of the model on the tokens that a case computes, without those
-that are computed again, over the card's bfloat16 peak without sparsity.
+rank does it; without a GPU the same cases in a tiny shape. Cases with `-flex` are those of the same name with
+FlexAttention in place of torch's `scaled_dot_product_attention`; the first step, which compiles, is not counted.
+GRPO's update is also measured by TRL on the same card (benchmarks/gpu_trl.py). MFU counts the multiply-adds of the
+model on the tokens that a case computes, without those that are computed again, over the card's bfloat16 peak without
+sparsity.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.flex_on_cpu import allow_backward_on_cpu
 from benchmarks.gpu_workload import QWEN3, TINY, Scale, Work, minibatch, sequences, unrelated, work
 from rlhf_core.algorithms.grpo import GRPO
 from rlhf_core.config.engines.training import EngineConfig
@@ -35,6 +38,7 @@ from rlhf_core.division import Division
 from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.models.adapters import add_lora
+from rlhf_core.models.flex_attention import use_flex_attention
 from rlhf_core.models.layouts import Layouts
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
@@ -76,8 +80,12 @@ def model(scale: Scale, dtype: torch.dtype) -> Any:
     return built
 
 
-def engine(scale: Scale, *, trained: bool = True, lora: LoraConfig | None = None) -> DeepSpeedEngine:
+def engine(
+    scale: Scale, *, trained: bool = True, lora: LoraConfig | None = None, flex: bool = False
+) -> DeepSpeedEngine:
     causal = model(scale, torch.bfloat16)
+    if flex:
+        use_flex_attention(causal)
     return DeepSpeedEngine(
         PolicyModel(causal if lora is None else add_lora(causal, lora, "CAUSAL_LM")),
         engine=EngineConfig(dtype="bfloat16"), optimizer=_OPTIMIZER if trained else None, total_steps=100,
@@ -89,8 +97,10 @@ def micro_batches(batch: PackedBatch, limit: int, *, shares_prompts: bool) -> li
     return division.split()[0]
 
 
-def supervised(scale: Scale, tokens: int, lora: LoraConfig | None = None) -> tuple[Work, Seconds]:
-    batch, trained = unrelated(scale, tokens), engine(scale, lora=lora)
+def supervised(
+    scale: Scale, tokens: int, lora: LoraConfig | None = None, *, flex: bool = False
+) -> tuple[Work, Seconds]:
+    batch, trained = unrelated(scale, tokens), engine(scale, lora=lora, flex=flex)
 
     def loss(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
         return next_token_loss(model(part, only=part.loss_mask)[0], part.loss_mask, num_tokens=tokens), {}
@@ -108,9 +118,10 @@ def logprobs(model: nn.Module, part: PackedBatch) -> Tensor:
     return computed
 
 
-def rl_update(scale: Scale) -> tuple[Work, Seconds]:
+def rl_update(scale: Scale, *, flex: bool = False) -> tuple[Work, Seconds]:
     """Compute log-probs by the policy and by a reference, and one update."""
-    batch, policy, reference = sequences(scale, scale.rl), engine(scale), engine(scale, trained=False)
+    batch = sequences(scale, scale.rl)
+    policy, reference = engine(scale, flex=flex), engine(scale, trained=False, flex=flex)
 
     def step() -> None:
         reference.forward([batch], logprobs)
@@ -120,13 +131,15 @@ def rl_update(scale: Scale) -> tuple[Work, Seconds]:
     return work(scale, batch, tree=True, passes=(5.0, 5.0)), repeated(step)
 
 
-def grpo_update(scale: Scale, *, tree: bool) -> tuple[Work, Seconds]:
-    """Run one update of a step's groups; without a tree they are packed, or in rows where that costs less."""
-    batch, policy = sequences(scale, scale.grpo), engine(scale)
+def grpo_update(scale: Scale, *, tree: bool, flex: bool = False) -> tuple[Work, Seconds]:
+    """Run one update of a step's groups; without a tree they are packed, or in rows where that costs less (not with
+    flex attention, which skips what packed sequences do not see of each other).
+    """
+    batch, policy = sequences(scale, scale.grpo), engine(scale, flex=flex)
     if not tree:
         causal: Any = policy.module.model
-        causal.set_attn_implementation("sdpa")
-        policy.module.layouts = Layouts("positions", rows=True)  # type: ignore[assignment]
+        causal.set_attn_implementation("flex" if flex else "sdpa")
+        policy.module.layouts = Layouts("positions", rows=not flex)  # type: ignore[assignment]
     parts = micro_batches(minibatch(batch), scale.long, shares_prompts=tree)
     return work(scale, batch, tree=tree, passes=(3.0, 3.0)), repeated(lambda: policy.step(parts, policy_loss))
 
@@ -143,10 +156,14 @@ Case = Callable[[Scale], tuple[Work, Seconds]]
 CASES: Mapping[str, Case] = {
     "sft-short": lambda scale: supervised(scale, scale.short),
     "sft-long": lambda scale: supervised(scale, scale.long),
+    "sft-long-flex": lambda scale: supervised(scale, scale.long, flex=True),
     "lora-long": lambda scale: supervised(scale, scale.long, LoraConfig(rank=16)),
     "rl-long": rl_update,
+    "rl-long-flex": partial(rl_update, flex=True),
     "grpo-tree": partial(grpo_update, tree=True),
+    "grpo-tree-flex": partial(grpo_update, tree=True, flex=True),
     "grpo-packed": partial(grpo_update, tree=False),
+    "grpo-packed-flex": partial(grpo_update, tree=False, flex=True),
     "grpo-trl": partial(trl_update, dtype=torch.float32),
     "grpo-trl-bf16-weights": partial(trl_update, dtype=torch.bfloat16),
 }
@@ -282,6 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--profile", type=Path, help="a file for the operators of one step of each case")
     options = parser.parse_args(arguments)
     join_group(rank=0, size=1)
+    allow_backward_on_cpu()
     results = []
     scale = QWEN3 if torch.cuda.is_available() else TINY
     for result in run(options.cases, scale, options.output, options.profile):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from torch.nn.attention import flex_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu import CASES, Case, supervised
 from benchmarks.gpu_workload import TINY, sequences
 from rlhf_core.config.stages.trained import LoraConfig
+from rlhf_core.models import flex_attention as ours
 from rlhf_core.training.distributed import join_group
 
 pytestmark = pytest.mark.endurance("benchmarks")
@@ -30,6 +34,27 @@ def test_the_cost_of_a_step_is_what_torch_counts(case: Case, tolerance: float) -
     with FlopCounterMode(display=False) as counter:
         seconds(1)
     assert counter.get_total_flops() == pytest.approx(work.flops, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", ["sft-long", "rl-long", "grpo-tree", "grpo-packed"])
+def test_cases_with_flex_attention_do_the_work_of_those_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *states: None)
+    calls: list[int] = []
+    attend = ours.flex_attention
+
+    def counted(*states: Any, **options: Any) -> Any:
+        calls.append(1)
+        return attend(*states, **options)
+
+    monkeypatch.setattr(ours, "flex_attention", counted)
+    join_group(rank=0, size=1)
+    (work, plain), (same, flex) = CASES[name](TINY), CASES[f"{name}-flex"](TINY)
+    assert work == same
+    calls.clear()
+    plain(1)
+    assert not calls
+    flex(1)
+    assert calls
 
 
 def test_a_tree_computes_prompts_once() -> None:

@@ -31,7 +31,7 @@ WINDOWS = (None, 1, 5, 300)
 
 @pytest.fixture(autouse=True)
 def backward_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch has one, in float64 too, of all scores at once, and refuses it: users are to have a GPU."""
+    """As benchmarks/flex_on_cpu.py, for one test."""
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *states: None)
 
 

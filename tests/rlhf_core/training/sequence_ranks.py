@@ -74,7 +74,8 @@ def attention(folder: Path) -> Iterator[Answer]:
 
 
 def attention_errors(batch: PackedBatch, heads: tuple[int, int], window: int | None) -> dict[str, float]:
-    tree = TokenTree.of(batch, multiple=current_mesh().sequence)
+    tree = TokenTree.of(batch)
+    tree = tree.padded(len(tree.kept) + -len(tree.kept) % current_mesh().sequence)
     part = CutTree(tree)
     own = slice(part.start, part.start + part.length)
     generator = torch.Generator().manual_seed(0)
