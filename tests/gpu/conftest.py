@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention as torch_flex
+
+from benchmarks.flex_on_cpu import allow_backward_on_cpu
+
+
+@pytest.fixture
+def flex_attention_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It trains on a CPU too."""
+    monkeypatch.setattr(torch_flex, "_validate_device", torch_flex._validate_device)  # to be restored
+    allow_backward_on_cpu()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from benchmarks.small_models import small_config, small_model
 from rlhf_core.config.engines.training import GradientCheckpointing
 from rlhf_core.models.activation_checkpointing import checkpoint_layers
 from rlhf_core.models.dropout import set_train_mode
+from rlhf_core.models.flex_attention import use_flex_attention
 from rlhf_core.models.layouts import TREE, Layouts
 from rlhf_core.models.logprobs import chunked_logprobs
 from rlhf_core.models.packed import PolicyModel
@@ -36,6 +37,7 @@ CONFIGS: Mapping[str, Any] = {
         num_key_value_heads=1, head_dim=128, initializer_range=0.1, tie_word_embeddings=True,
     ),
 }  # fmt: skip
+PACKED, ROWS = Layouts("positions", rows=False), Layouts(None, rows=True)
 
 
 def groups() -> PackedBatch:
@@ -81,7 +83,7 @@ def computed(policy: PolicyModel, batch: PackedBatch) -> tuple[Tensor, dict[str,
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)], ids=str)
-@pytest.mark.parametrize("layouts", [TREE, Layouts("positions", rows=False), Layouts(None, rows=True)], ids=str)
+@pytest.mark.parametrize("layouts", [TREE, PACKED, ROWS], ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_log_probs_and_gradient_are_those_of_float64(
     name: str, layouts: Layouts, dtype: torch.dtype, most: float, device: torch.device
@@ -97,6 +99,55 @@ def test_log_probs_and_gradient_are_those_of_float64(
     found, gradient = computed(policy, groups().to(device))
     assert (found - wanted).abs().mean() < most
     assert float64.relative_error(gradient, wanted_gradient) < most
+
+
+# On a CPU, where flex attention computes all scores at once, two are enough.
+FLEX = [
+    pytest.param(name, layouts, dtype, most, id=f"{name}-{layouts}-{dtype}",
+                 marks=[] if (name, layouts) in (("llama", TREE), ("qwen3", PACKED)) and dtype == torch.float32
+                 else pytest.mark.gpu)
+    for name in CONFIGS for layouts in (TREE, PACKED, ROWS)
+    for dtype, most in ((torch.float32, 1e-4), (torch.bfloat16, 0.1))
+]  # fmt: skip
+
+
+@pytest.mark.slow("on a CPU flex attention computes all scores at once")
+@pytest.mark.usefixtures("flex_attention_on_cpu")
+@pytest.mark.parametrize(("name", "layouts", "dtype", "most"), FLEX)
+def test_flex_attention_is_that_of_float64(
+    name: str, layouts: Layouts, dtype: torch.dtype, most: float, device: torch.device
+) -> None:
+    model = built(CONFIGS[name], dtype, "sdpa").to(device)
+    use_flex_attention(model)
+    policy = PolicyModel(model)
+    policy.check_layouts(device)
+    assert policy.layouts == TREE
+    policy.layouts = layouts
+    wanted, wanted_gradient = expected(model, groups())
+    with torch.no_grad():
+        scored = policy(groups().to(device), only=groups().loss_mask.to(device))[0].cpu()
+    found, gradient = computed(policy, groups().to(device))
+    assert torch.equal(scored, found), "the ratio of a policy to itself is 1"
+    assert (found - wanted).abs().mean() < most
+    assert float64.relative_error(gradient, wanted_gradient) < most
+
+
+@pytest.mark.slow("on a CPU flex attention computes all scores at once")
+@pytest.mark.usefixtures("flex_attention_on_cpu")
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text"])
+def test_flex_attention_has_windows_and_caps(model_type: str, device: torch.device) -> None:
+    model = small_model(small_config(model_type)).to(device)
+    use_flex_attention(model)
+    policy = PolicyModel(model)
+    policy.check_layouts(device)
+    assert policy.layouts == TREE
+    batch = ragged_batch(model.config.get_text_config().vocab_size)
+    exact = small_model(model.config.__class__.from_dict({**model.config.to_dict(), "dtype": None})).double()
+    exact.set_attn_implementation("eager")
+    exact.load_state_dict({name: tensor.double().cpu() for name, tensor in model.state_dict().items()})
+    with torch.no_grad():
+        found = policy(batch.to(device))[0].cpu()
+        assert (found - float64.logprobs(exact, batch)).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "mixtral", "lfm2", "gpt_oss", "mamba2"])
