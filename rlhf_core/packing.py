@@ -43,10 +43,18 @@ def select(batch: B, examples: Sequence[int]) -> B:
 
 def select_each(batch: B, parts: Sequence[Sequence[int]]) -> list[B]:
     """Select each of the parts, as `select` does."""
-    lengths = batch.example_lengths.cpu()
+    host = batch.on_host
+    lengths = host.example_lengths
     ends = lengths.cumsum(0)
     starts = ends - lengths
-    return [_selected(batch, torch.as_tensor(list(part), dtype=torch.int64), starts, ends) for part in parts]
+    chosen = [torch.as_tensor(list(part), dtype=torch.int64) for part in parts]
+    selected = [_selected(batch, part, starts, ends) for part in chosen]
+    if host is batch:
+        return selected
+    return [
+        on_device.remembering(_selected(host, part, starts, ends))
+        for on_device, part in zip(selected, chosen, strict=True)
+    ]
 
 
 def _selected(batch: B, chosen: Tensor, starts: Tensor, ends: Tensor) -> B:
@@ -88,4 +96,9 @@ def select_sequences(batch: PackedBatch, sequences: Sequence[int]) -> PackedBatc
 
 def plain(batch: PackedBatch) -> PackedBatch:
     """Return `batch` without the fields of subclasses: what a model reads."""
+    result, host = _plain(batch), batch.on_host
+    return result if host is batch else result.remembering(_plain(host))
+
+
+def _plain(batch: PackedBatch) -> PackedBatch:
     return PackedBatch(**{field.name: getattr(batch, field.name) for field in fields(PackedBatch)})

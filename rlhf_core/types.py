@@ -22,6 +22,7 @@ FinishReason = Literal["stop", "length"]
 
 # Unit of the first dimension of a batch's field, if not tokens. Declared, not guessed from shapes: with
 # sequences of one token, N equals S.
+_ON_HOST = "_on_host"  # no field, so that a changed copy of a batch does not have the one of the original
 _PER_SEQUENCE = {"per": "sequence"}
 _PER_EXAMPLE = {"per": "example"}
 _PER_BATCH = {"per": "batch"}
@@ -126,10 +127,13 @@ class Trajectory:
         return sum(int(sequence.loss_mask.sum()) for sequence in self.sequences)
 
 
-def sequence_ids(sequence_lengths: Tensor) -> Tensor:
-    """Return the sequence of each token, (N,) int64. sequence_lengths: (S,) int64, sums to N."""
+def sequence_ids(sequence_lengths: Tensor, num_tokens: int | None = None) -> Tensor:
+    """Return the sequence of each token, (N,) int64. sequence_lengths: (S,) int64, sums to N.
+
+    num_tokens: N; None: it is read from the lengths, which waits for their device.
+    """
     sequences = torch.arange(sequence_lengths.numel(), device=sequence_lengths.device)
-    return torch.repeat_interleave(sequences, sequence_lengths)
+    return torch.repeat_interleave(sequences, sequence_lengths, output_size=num_tokens)
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,7 @@ class PackedBatch(PickledAsArrays):
     @property
     def sequence_ids(self) -> Tensor:
         """(N,) int64: the sequence of each token."""
-        return sequence_ids(self.sequence_lengths)
+        return sequence_ids(self.sequence_lengths, self.num_tokens)
 
     @property
     def position_ids(self) -> Tensor:
@@ -213,7 +217,21 @@ class PackedBatch(PickledAsArrays):
     def to(self, device: torch.device | str) -> Self:
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         moved: dict[str, Any] = {n: v.to(device) if isinstance(v, Tensor | Pixels) else v for n, v in values.items()}
-        return replace(self, **moved)
+        return replace(self, **moved).remembering(self.on_host)
+
+    @property
+    def on_host(self) -> Self:
+        """This batch in host memory. What was moved from there is not copied back, which would wait for the device."""
+        remembered: Self | None = vars(self).get(_ON_HOST)
+        if remembered is not None:
+            return remembered
+        return self if self.input_ids.device.type == "cpu" else self.to("cpu")
+
+    def remembering(self, on_host: Self) -> Self:
+        """Return this batch, whose `on_host` is from now on the one given, unless it is itself in host memory."""
+        if self.input_ids.device.type != "cpu":
+            vars(self)[_ON_HOST] = on_host
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

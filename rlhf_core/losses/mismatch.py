@@ -66,7 +66,7 @@ def corrected(
             kept = mask & (weights >= low) & (weights <= high)
         case "sequence_filter":
             means = _geometric_means(difference, mask, sequence_lengths)
-            kept = mask & ((means >= low) & (means <= high))[sequence_ids(sequence_lengths)]
+            kept = mask & ((means >= low) & (means <= high))[sequence_ids(sequence_lengths, mask.numel())]
             weights = weights.clamp(max=high)
         case _:
             assert_never(correction)
@@ -75,7 +75,7 @@ def corrected(
 
 def _geometric_means(difference: Tensor, mask: Tensor, sequence_lengths: Tensor) -> Tensor:
     """Return exp of the mean difference over each sequence's trained tokens, (S,); 1 for a sequence without any."""
-    ids = sequence_ids(sequence_lengths)[mask]
+    ids = sequence_ids(sequence_lengths, mask.numel())[mask]
     zeros = torch.zeros_like(sequence_lengths, dtype=difference.dtype)
     sums = zeros.index_add(0, ids, difference[mask])
     counts = zeros.index_add(0, ids, torch.ones_like(difference[mask]))

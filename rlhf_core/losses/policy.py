@@ -62,7 +62,7 @@ def sequence_policy_loss(
     complete. clip_fraction: share of tokens whose sequence has no gradient.
     """
     log_ratio = logprobs[mask] - old_logprobs[mask]
-    ids = sequence_ids(sequence_lengths)[mask]
+    ids = sequence_ids(sequence_lengths, mask.numel())[mask]
     zeros = log_ratio.new_zeros(sequence_lengths.numel())
     counts = zeros.index_add(0, ids, torch.ones_like(log_ratio))
     means = zeros.index_add(0, ids, log_ratio) / counts.clamp(min=1)

@@ -183,10 +183,11 @@ def _tokens_at(places: Tensor, batch: PackedBatch) -> dict[str, Any]:
 
 def _in_rows(batch: PackedBatch) -> _Arrangement:
     """Arrange in rows without a mask: causal layers never see the padding after a sequence."""
-    lengths = batch.sequence_lengths
-    ids = batch.input_ids.new_zeros(batch.num_sequences, int(lengths.max()))
-    real = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0) < lengths.unsqueeze(1)
-    return _Arrangement({"input_ids": ids.masked_scatter(real, batch.input_ids)}, real.flatten().nonzero().squeeze(1))
+    lengths = batch.on_host.sequence_lengths
+    real = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+    places = real.flatten().nonzero().squeeze(1).to(batch.input_ids.device)
+    ids = batch.input_ids.new_zeros(real.numel()).index_copy(0, places, batch.input_ids)
+    return _Arrangement({"input_ids": ids.view(real.shape)}, places)
 
 
 def _boundaries(batch: PackedBatch) -> dict[str, Any]:
@@ -195,7 +196,7 @@ def _boundaries(batch: PackedBatch) -> dict[str, Any]:
     """
     ends = batch.sequence_lengths.cumsum(0)
     starts = torch.cat([ends.new_zeros(1), ends]).int()
-    longest = int(batch.sequence_lengths.max())
+    longest = int(batch.on_host.sequence_lengths.max())
     return {
         "seq_idx": batch.sequence_ids.int().unsqueeze(0),
         "cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest,
@@ -204,7 +205,7 @@ def _boundaries(batch: PackedBatch) -> dict[str, Any]:
 
 def rows_are_cheaper(model: Any, batch: PackedBatch) -> bool:
     """Whether padding costs less than the attention between sequences, which a mask would only discard."""
-    packed, rows = _costs(model, batch.sequence_lengths.tolist())
+    packed, rows = _costs(model, batch.on_host.sequence_lengths.tolist())
     return rows < packed
 
 
@@ -226,7 +227,7 @@ def _groups(model: Any, batch: PackedBatch, layouts: Layouts, limit: int | None)
     """Return the sequences of each forward: all in one, unless that would mostly compute padding, or attention between
     sequences, or unless long sequences would change the computation of short ones (longrope).
     """
-    lengths = batch.sequence_lengths.tolist()
+    lengths = batch.on_host.sequence_lengths.tolist()
     whole = [list(range(len(lengths)))]
     one_forward = layouts.packed is not None and limit is None  # is right
     # Where weights are sharded every forward gathers them again.
@@ -256,17 +257,18 @@ def _fits(group: list[int], index: int, lengths: list[int], limit: int | None, *
 
 def _order(batch: PackedBatch, groups: list[list[int]]) -> Tensor:
     """Return the place of each token of `batch` in the concatenated outputs of its groups, (N,)."""
-    order = torch.empty_like(batch.input_ids)
-    starts = (batch.sequence_lengths.cumsum(0) - batch.sequence_lengths).tolist()
-    lengths = batch.sequence_lengths.tolist()
+    host = batch.on_host
+    order = torch.empty_like(host.input_ids)
+    starts = (host.sequence_lengths.cumsum(0) - host.sequence_lengths).tolist()
+    lengths = host.sequence_lengths.tolist()
     place, done = 0, set[int]()
     for index in (index for group in groups for index in group):
         if index not in done:
-            part = torch.arange(place, place + lengths[index], device=order.device)
+            part = torch.arange(place, place + lengths[index])
             order[starts[index] : starts[index] + lengths[index]] = part
         done.add(index)
         place += lengths[index]
-    return order
+    return order.to(batch.input_ids.device)
 
 
 def _is_sharded(model: nn.Module) -> bool:

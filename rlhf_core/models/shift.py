@@ -10,8 +10,11 @@ from rlhf_core.types import PackedBatch
 
 def predicted_places(batch: PackedBatch, only: Tensor | None) -> Tensor:
     """(M,) int64: the tokens of `batch` that are not the first of their sequence; among `only` (N,) bool."""
-    predicted = batch.position_ids != 0
-    return (predicted if only is None else predicted & only).nonzero().squeeze(-1)
+    host = batch.on_host  # where counting them waits for no device
+    predicted = host.position_ids != 0
+    if only is not None:
+        predicted &= host.loss_mask if only is batch.loss_mask else only.cpu()
+    return predicted.nonzero().squeeze(-1).to(batch.input_ids.device)
 
 
 def before(places: Tensor) -> Tensor:

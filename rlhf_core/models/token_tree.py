@@ -113,16 +113,16 @@ class TokenTree:
     @classmethod
     def of(cls, batch: PackedBatch) -> Self:
         device = batch.input_ids.device
-        kept, places, segments = _build_tree(batch)
+        kept, places, segments = _build_tree(batch.on_host)
         return cls(kept.to(device), places.to(device), tuple(segments))
 
     @classmethod
     def apart(cls, batch: PackedBatch) -> Self:
         """The tree in which no sequences share tokens: those of the batch, in order."""
         every = torch.arange(batch.num_tokens, device=batch.input_ids.device)
-        lengths = batch.sequence_lengths.tolist()
-        starts = (batch.sequence_lengths.cumsum(0) - batch.sequence_lengths).tolist()
-        segments = (Segment(start, length, _NOTHING) for start, length in zip(starts, lengths, strict=True))
+        lengths = batch.on_host.sequence_lengths
+        starts = (lengths.cumsum(0) - lengths).tolist()
+        segments = (Segment(start, length, _NOTHING) for start, length in zip(starts, lengths.tolist(), strict=True))
         return cls(every, every, tuple(segments))
 
     def padded(self, size: int) -> Self:
@@ -150,10 +150,10 @@ class TokenTree:
 
 
 def _build_tree(batch: PackedBatch) -> tuple[Tensor, Tensor, list[Segment]]:
-    """Return `kept`, `places` and the segments, on the CPU."""
+    """Return `kept`, `places` and the segments of a batch in host memory."""
     lengths = batch.sequence_lengths.tolist()
     starts = (batch.sequence_lengths.cumsum(0) - batch.sequence_lengths).tolist()
-    ids = [part.tolist() for part in batch.input_ids.cpu().split(lengths)]
+    ids = [part.tolist() for part in batch.input_ids.split(lengths)]
     order = sorted(range(len(ids)), key=ids.__getitem__)  # so that those that begin alike are neighbours
     alike = {b: _common_length(ids[a], ids[b]) for a, b in pairwise(order)}
     places = torch.empty(batch.num_tokens, dtype=torch.int64)
