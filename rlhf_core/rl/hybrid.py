@@ -6,6 +6,9 @@ state is offloaded to host memory. A call outside its turn raises, before it can
     sampling ──train()──▶ training ──publish()──▶ publishing ──sample()──▶ sampling
         ▲                    │
         └─────sample()───────┘  only if train(keep_weights=True)
+
+Weights that are handed over on the device (`rollout.transport: ipc`) are on it twice: in the first part of publishing,
+until `serve()`, the ranks are still there, and engines have memory for weights alone.
 """
 
 from __future__ import annotations
@@ -51,7 +54,11 @@ class Turns(Protocol):
         """Start the ranks' turn. keep_weights: the engines will sample with the same weights again before a publish."""
 
     def publish(self) -> None:
-        """Start the engines' turn to load weights. On shared devices, the ranks must have written theirs before."""
+        """Start the engines' turn to load weights. On shared devices, the ranks must have written theirs before, or
+        hand them over now."""
+
+    def serve(self) -> None:
+        """Let the engines compute with loaded weights, which the ranks have sent."""
 
     def sample(self) -> None:
         """Start the engines' turn to sample, with published and verified weights, or with those they have kept."""
@@ -63,6 +70,8 @@ class OwnDevices:
     def train(self, *, keep_weights: bool = False) -> None: ...
 
     def publish(self) -> None: ...
+
+    def serve(self) -> None: ...
 
     def sample(self) -> None: ...
 
@@ -76,10 +85,11 @@ class HybridEngine(Generic[W]):
     sample again.
     """
 
-    def __init__(self, workers: WorkerGroup[W], engines: Engines, *, adapters: bool) -> None:
-        """adapters: whether a publish has LoRA factors only."""
+    def __init__(self, workers: WorkerGroup[W], engines: Engines, *, adapters: bool, on_device: bool = False) -> None:
+        """adapters: whether a publish has LoRA factors only. on_device: whether ranks send weights from the device."""
         self.workers, self.engines = workers, engines
-        self._adapters = adapters
+        self._adapters, self._on_device = adapters, on_device
+        self._sending = False  # the ranks are on the devices during `publishing`
         self._has_weights = True  # for sampling, at once or after a wake
         self.turn = Turn.SAMPLING
         workers.call(LendsDevice.offload)
@@ -96,11 +106,22 @@ class HybridEngine(Generic[W]):
 
     def publish(self) -> None:
         self._require(Turn.TRAINING, doing="publish")
-        self._wake_engines()
+        if self._on_device:
+            self._sending, self.turn = True, Turn.PUBLISHING
+            self.engines.call(RolloutEngine.wake, cache=False)
+        else:
+            self._wake_engines()
         self._has_weights = False
 
+    def serve(self) -> None:
+        self._require(Turn.PUBLISHING, doing="serve")
+        if self._sending:
+            self.workers.call(LendsDevice.offload)
+            self._sending = False
+            self.engines.call(RolloutEngine.wake)
+
     def sample(self) -> None:
-        if not self._has_weights:
+        if not self._has_weights or self._sending:
             raise RuntimeError(f"cannot sample in the state {self.turn}: the engines have no weights; publish first")
         if self.turn is Turn.TRAINING:
             self._wake_engines()
@@ -112,11 +133,15 @@ class HybridEngine(Generic[W]):
         self.engines.call(RolloutEngine.wake)
 
     def _before_ranks(self, method: Callable[..., Any]) -> None:
+        if self._sending and method.__name__ in ("send_weights", "offload"):
+            return
         if not is_host_memory_only(method):
             self._require(Turn.TRAINING, doing=method.__name__)
 
     def _before_engines(self, method: Callable[..., Any]) -> None:
         self._require(*_TURNS_OF_ENGINES.get(method.__name__, (Turn.SAMPLING,)), doing=verb(method))
+        if self._sending and method.__name__ == "probe":
+            raise RuntimeError("cannot probe while the ranks are on the devices; serve first")
         if method.__name__ == "load_weights":  # if it fails, the run ends
             self._has_weights = True
 
@@ -130,4 +155,5 @@ def turns_of(config: RLConfig, workers: WorkerGroup[W], engines: Engines) -> Tur
     """Return the turns of ranks and engines, enforced from now on if they share devices."""
     if not config.hybrid:
         return OwnDevices()
-    return HybridEngine(workers, engines, adapters=config.served_lora is not None)
+    on_device = config.rollout.transport == "ipc"
+    return HybridEngine(workers, engines, adapters=config.served_lora is not None, on_device=on_device)

@@ -79,7 +79,9 @@ class Publisher:
         with self._trainer.publication(version, source, self._engines.size) as weights:
             logprobs = self._logprobs(source)
             self._turns.publish()
-            return Expected(version, logprobs, hand_over(self._engines, weights).digests)
+            digests = hand_over(self._engines, weights).digests
+        self._turns.serve()
+        return Expected(version, logprobs, digests)
 
     def _logprobs(self, source: WeightSource) -> list[list[float]]:
         logprobs = torch.tensor(self._trainer.probe(self._batch, source))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export its type
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.errors import StageError
 from rlhf_core.losses import kl, mismatch
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
@@ -26,9 +24,9 @@ from rlhf_core.rl.critic import save_critic, update_critic
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
 from rlhf_core.rl.scoring import SharedBase, load_model, scores
 from rlhf_core.rl.weights import WeightAverage, WeightSource, never_changed
-from rlhf_core.rollout.transport.base import Transport, WeightManifest, Weights, digested, take_all
-from rlhf_core.rollout.transport.collective import Collective
-from rlhf_core.rollout.transport.folder import Files, SharedFolder, read_files, weights_folder
+from rlhf_core.rollout.transport.base import Offer, Transport, WeightManifest, Weights, digested, take_all
+from rlhf_core.rollout.transport.folder import Files, SharedFolder, read_files
+from rlhf_core.rollout.transport.table import TRANSPORTS
 from rlhf_core.system.freed_memory import return_freed_memory
 from rlhf_core.training.best import KeptWeights
 from rlhf_core.training.distributed import host_store, own_host
@@ -50,9 +48,8 @@ class RLWorker(SnapshotWorker):
         super().__init__(context)
         seed_everything(context.seed)
         self._config = config
-        self._publishing = ExitStack()  # holds the folder of the current publish
+        self._publishing = ExitStack()  # holds the resources of the current publish
         self._offered: Transport | None = None
-        self._store: TCPStore | None = None  # rendezvous of a broadcast
         self._algorithm = build_algorithm(config)
         self._engines: dict[str, TrainingEngine] = {}  # by role, except the frozen ones below
         self._frozen: dict[str, Reference] = {}  # by role
@@ -144,27 +141,19 @@ class RLWorker(SnapshotWorker):
         """
         self.withdraw_weights()
         return_freed_memory()  # of the update, since engines may share this node's memory
-        if dist.get_rank() != 0:
-            return None
         layout = self._policy.weight_layout()
         if self._merges:
             layout = merged_layout(self._folders[POLICY], torch_dtype(self._config.engine.dtype), adapter=layout)
         # A hybrid engine drops all weights when it goes to sleep.
         manifest = WeightManifest.of(version, layout, frozenset() if self._config.hybrid else never_changed(layout))
-        if self._config.rollout.transport == "collective":
-            self._offered = self._collective(engines)
-        else:
-            folder = self._publishing.enter_context(weights_folder(manifest.num_bytes))
-            self._offered = SharedFolder(folder, self._config.served_lora)
+        offer = Offer(
+            manifest, engines, self._config.receivers_per_engine, self._config.publishes_on_gpus,
+            self._config.sending_ranks, self._config.served_lora, rendezvous=partial(host_store, own_host()),
+        )  # fmt: skip
+        self._offered = self._publishing.enter_context(TRANSPORTS[self._config.rollout.transport](offer))
+        if self._offered is None or dist.get_rank() != 0:
+            return None
         return self._offered, manifest
-
-    def _collective(self, engines: int) -> Collective:
-        backend = self._config.broadcast_backend
-        if backend == "nccl" and not torch.cuda.is_available():
-            raise StageError("rollout.transport is collective, over NCCL, and this process has no GPU; set folder")
-        self._store = host_store(own_host())
-        address = f"{own_host()}:{self._store.port}"
-        return Collective(address, backend, engines, self._config.rollout.workers_per_engine)
 
     def send_weights(self, source: WeightSource, transport: Transport, manifest: WeightManifest) -> dict[str, str]:
         """Send the weights to serve; return their digests on rank 0. Every rank must call it."""
@@ -176,7 +165,7 @@ class RLWorker(SnapshotWorker):
                     weights = digested(weights, digests)
                 transport.send(manifest.sent(weights), manifest)
         except BaseException:
-            self._store = None  # engines that have not joined yet fail at once
+            self._publishing.close()  # engines that have not joined yet fail at once
             raise
         return digests
 
@@ -197,12 +186,12 @@ class RLWorker(SnapshotWorker):
         lora = self._config.lora
         if lora is None or not self._merges:
             return self._policy.weights()
-        adapter = KeptWeights()
-        adapter.keep(self._policy.weights())
-        if dist.get_rank() != 0:
+        sends = dist.get_rank() < self._config.sending_ranks
+        adapter = {name: tensor.detach().cpu().clone() for name, tensor in self._policy.weights() if sends}
+        if not sends:
             return ()
         dtype = torch_dtype(self._config.engine.dtype)
-        return MergedWeights(self._folders[POLICY], adapter.tensors, lora.scaling, dtype)
+        return MergedWeights(self._folders[POLICY], adapter, lora.scaling, dtype)
 
     @host_memory_only
     def read_weights(self) -> Files:
@@ -211,7 +200,7 @@ class RLWorker(SnapshotWorker):
 
     @host_memory_only
     def withdraw_weights(self) -> None:
-        self._offered = self._store = None
+        self._offered = None
         self._publishing.close()
 
     def keep_weights(self, source: WeightSource) -> None:

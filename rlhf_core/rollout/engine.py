@@ -134,8 +134,8 @@ class RolloutEngine(Protocol):
         """Release the device. If weights are not kept, they must be loaded again before sampling."""
         return None
 
-    def wake(self) -> None:
-        """Acquire the device again."""
+    def wake(self, *, cache: bool = True) -> None:
+        """Acquire the device again. cache: False: only the memory of the weights, to load them; `wake` must follow."""
         return None
 
     def shutdown(self) -> None:

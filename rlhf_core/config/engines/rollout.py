@@ -110,11 +110,12 @@ class RolloutEngineConfig(TypedConfig):
         description="with LoRA: publish merged weights, or only the adapter; none: merged on CPU, where an engine is "
         "ten times slower with an adapter, and the adapter on GPUs",
     )
-    transport: Literal["folder", "collective"] = operational(
+    transport: Literal["folder", "collective", "ipc"] = operational(
         "folder",
         description="transport of published weights: `folder`: files in shared memory for engines on the first rank's "
         "node, Ray's object store for others; `collective`: broadcast from the first rank, over NCCL if ranks and "
-        "engines have GPUs, else over gloo; not for hybrid, nor for adapters that engines serve unmerged",
+        "engines have GPUs, else over gloo; not for hybrid; `ipc`: through memory that both map, by CUDA IPC for "
+        "hybrid on GPUs, else on one node",
     )
     cpus_per_engine: CPUs = operational(1.0, description="CPUs that Ray reserves")
     gpus_per_engine: GPUs = operational(0.0, description="GPUs that Ray reserves")

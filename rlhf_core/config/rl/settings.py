@@ -283,9 +283,19 @@ class RLSettings(EnginesConfig, KeyedConfig):
         return None if merges else self.lora
 
     @property
-    def broadcast_backend(self) -> Literal["gloo", "nccl"]:
-        """Of weights to engines, with rollout.transport: collective."""
-        return "nccl" if self.placement.gpus_per_worker and self.rollout.gpus_per_engine else "gloo"
+    def publishes_on_gpus(self) -> bool:
+        """Whether weights go from GPU to GPU, with rollout.transport: collective or ipc."""
+        return bool(self.placement.gpus_per_worker and self.rollout.gpus_per_engine)
+
+    @property
+    def sending_ranks(self) -> int:
+        """Ranks that send weights: the first or, by handle, each to the engine on its device."""
+        return self.placement.workers if self.hybrid and self.rollout.transport == "ipc" else 1
+
+    @property
+    def receivers_per_engine(self) -> int:
+        """Processes of an engine that receive weights: its workers or, of an adapter, the one that manages these."""
+        return self.rollout.workers_per_engine if self.served_lora is None else 1
 
     def reserves(self) -> Reservation:
         return sum(self._reservations().values(), Reservation())

@@ -10,6 +10,7 @@ from rlhf_core.config.numbers import MOST_COMPLETIONS
 from rlhf_core.config.rewards.rewards import require_environment
 from rlhf_core.config.rl.group_checks import require_equal_draws, require_groups
 from rlhf_core.config.rl.settings import RLSettings
+from rlhf_core.config.rl.transport import require_transport
 from rlhf_core.config.stages.trained import (
     require_adaptable,
     require_compatible,
@@ -191,26 +192,8 @@ class RLConfig(RLSettings):
         return self
 
     @model_validator(mode="after")
-    def _weights_can_be_broadcast(self) -> RLConfig:
-        if self.rollout.transport != "collective":
-            return self
-        if self.hybrid:
-            raise ValueError(
-                "rollout.transport is collective, but with hybrid a rank has lent its device when the engine is given "
-                "weights: nothing is there to broadcast; set folder"
-            )
-        if self.served_lora is not None:
-            raise ValueError(
-                "rollout.transport is collective, but vLLM loads adapters from folders alone; set folder, or "
-                "rollout.serve_adapter: merged"
-            )
-        shares = (self.placement.gpus_per_worker, self.rollout.gpus_per_engine)
-        if self.broadcast_backend == "nccl" and any(share < 1 for share in shares):
-            raise ValueError(
-                f"rollout.transport is collective, but with placement.gpus_per_worker={shares[0]:g} and "
-                f"rollout.gpus_per_engine={shares[1]:g} processes share a GPU, between which NCCL does not broadcast; "
-                "set folder, or whole GPUs"
-            )
+    def _weights_can_travel(self) -> RLConfig:
+        require_transport(self.placement, self.rollout, hybrid=self.hybrid, adapters=self.served_lora is not None)
         return self
 
     @model_validator(mode="after")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export its type
 
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.digest import tensor_digest
 
@@ -48,15 +50,28 @@ class WeightManifest:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.layout.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A publish for which a transport is to be opened, on every training rank."""
+
+    manifest: WeightManifest
+    engines: int
+    workers: int  # that receive, of one engine
+    on_gpus: bool  # whether ranks and engines both have GPUs
+    senders: int  # ranks 0 ... senders - 1 have an engine on their device; 1: rank 0 alone sends
+    lora: LoraConfig | None  # of an adapter that is served as such
+    rendezvous: Callable[[], TCPStore]  # starts a store on rank 0 that engines reach
+
+
 class Transport(Protocol):
-    """One publish from rank 0 to all workers of all engines. A picklable value, which each of these processes gets."""
+    """One publish from ranks to all workers of all engines. A picklable value, which each of these processes gets."""
 
     @property
     def concurrent(self) -> bool:
         """Whether weights are received while they are sent; if not, after they were sent."""
 
     def send(self, weights: Weights, manifest: WeightManifest) -> None:
-        """Send all `weights`. A collective call: every training rank must make it.
+        """Send all `weights`. A collective call: every training rank must make it, also those that send nothing.
 
         Raises WeightSyncError unless they are the tensors of `manifest`.
         """
@@ -82,9 +97,22 @@ def digested(weights: Weights, digests: dict[str, str]) -> Iterator[tuple[str, T
         yield name, tensor
 
 
-def is_first_rank() -> bool:
-    """Return whether this process is rank 0, or in no process group."""
-    return not dist.is_initialized() or dist.get_rank() == 0
+def announced(weights: Weights, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
+    """Yield `weights`. Raises WeightSyncError unless they are the tensors of `manifest`, in its order."""
+    expected = iter(manifest.layout.items())
+    for name, tensor in weights:
+        kind, found = (name, tensor.dtype, tuple(tensor.shape)), next(expected, None)
+        promised = None if found is None else (found[0], found[1].dtype, tuple(found[1].shape))
+        if kind != promised:
+            raise WeightSyncError(f"the weights have {kind} where {promised} was announced")
+        yield name, tensor
+    if (missing := next(expected, None)) is not None:
+        raise WeightSyncError(f"the weights end before `{missing[0]}`, which was announced")
+
+
+def own_rank() -> int:
+    """Return the rank of this process, 0 in no process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def take_all(weights: Weights) -> None:

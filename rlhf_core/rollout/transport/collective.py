@@ -13,8 +13,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore  # torch.distributed does not export its type
 
-from rlhf_core.errors import WeightSyncError, reason_of
-from rlhf_core.rollout.transport.base import TransportError, WeightManifest, Weights, is_first_rank, take_all
+from rlhf_core.errors import StageError, reason_of
+from rlhf_core.rollout.transport.base import (
+    Offer,
+    TransportError,
+    WeightManifest,
+    Weights,
+    announced,
+    own_rank,
+    take_all,
+)
 from rlhf_core.system.network import interface_towards
 
 Backend = Literal["gloo", "nccl"]
@@ -40,22 +48,18 @@ class Collective:
         return True
 
     def send(self, weights: Weights, manifest: WeightManifest) -> None:
-        if not is_first_rank():
+        if own_rank() != 0:
             take_all(weights)
             return
-        expected = iter(manifest.layout.items())
         with self._group(0, manifest.version) as group:
-            for name, tensor in weights:
-                _require_announced(name, tensor, next(expected, None))
+            for _, tensor in announced(weights, manifest):
                 group.broadcast(tensor.detach().to(self._device).contiguous())
-            if (missing := next(expected, None)) is not None:
-                raise WeightSyncError(f"the weights end before `{missing[0]}`, which was announced")
             group.meet()
 
     def receive(self, manifest: WeightManifest, worker: int = 0) -> Iterator[tuple[str, Tensor]]:
         with self._group(1 + self.engine * self.workers + worker, manifest.version) as group:
-            for name, announced in manifest.layout.items():
-                tensor = torch.empty(announced.shape, dtype=announced.dtype, device=self._device)
+            for name, expected in manifest.layout.items():
+                tensor = torch.empty(expected.shape, dtype=expected.dtype, device=self._device)
                 group.broadcast(tensor)
                 yield name, tensor
             group.meet()
@@ -126,13 +130,6 @@ class _Group:
             ) from error
 
 
-def _require_announced(name: str, tensor: Tensor, expected: tuple[str, Tensor] | None) -> None:
-    kind = (name, tensor.dtype, tuple(tensor.shape))
-    announced = None if expected is None else (expected[0], expected[1].dtype, tuple(expected[1].shape))
-    if kind != announced:
-        raise WeightSyncError(f"the weights have {kind} where {announced} was announced")
-
-
 def _gloo_group(store: Any, rank: int, size: int, timeout: timedelta, interface: str | None) -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
@@ -148,3 +145,18 @@ def _nccl_group(store: Any, rank: int, size: int, timeout: timedelta, interface:
     options = nccl.Options()
     options._timeout = timeout
     return nccl(store, rank, size, options)
+
+
+@contextmanager
+def offered(offer: Offer) -> Iterator[Collective | None]:
+    """Yield the transport of a publish on rank 0, which holds its rendezvous store until the end.
+
+    Raises StageError if it is to go over NCCL, and this process has no GPU.
+    """
+    if own_rank() != 0:
+        yield None
+        return
+    if offer.on_gpus and not torch.cuda.is_available():
+        raise StageError("rollout.transport is collective, over NCCL, and this process has no GPU; set folder")
+    store = offer.rendezvous()
+    yield Collective(f"{store.host}:{store.port}", "nccl" if offer.on_gpus else "gloo", offer.engines, offer.workers)

@@ -20,7 +20,7 @@ from torch import Tensor
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.models.safetensors_file import read_safetensors, write_safetensors
-from rlhf_core.rollout.transport.base import WeightManifest, Weights, is_first_rank, take_all
+from rlhf_core.rollout.transport.base import Offer, WeightManifest, Weights, own_rank, take_all
 from rlhf_core.system.scratch import scratch_folder
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (intended: it is memory)
@@ -41,7 +41,7 @@ class SharedFolder:
 
     def send(self, weights: Weights, manifest: WeightManifest) -> None:
         """Write `weights`. Raises WeightSyncError for a tensor of an adapter that is not a LoRA factor."""
-        if not is_first_rank():
+        if own_rank() != 0:
             take_all(weights)
             return
         if self.lora is not None:
@@ -58,6 +58,16 @@ class SharedFolder:
 
     def is_here(self) -> bool:
         return self.folder.is_dir()
+
+
+@contextmanager
+def offered(offer: Offer) -> Iterator[SharedFolder | None]:
+    """Yield the transport of a publish on rank 0, whose folder is removed at the end."""
+    if own_rank() != 0:
+        yield None
+        return
+    with weights_folder(offer.manifest.num_bytes) as folder:
+        yield SharedFolder(folder, offer.lora)
 
 
 def weights_folder(size: int) -> AbstractContextManager[Path]:

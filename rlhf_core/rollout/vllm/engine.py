@@ -20,14 +20,14 @@ from rlhf_core.models.weights import require_fit
 from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, ServedTensor
 from rlhf_core.rollout.shards import joined
 from rlhf_core.rollout.transport.base import Transport, WeightManifest
-from rlhf_core.rollout.transport.folder import SharedFolder
+from rlhf_core.rollout.vllm.adapters import load_adapter
 from rlhf_core.rollout.vllm.outputs import Partial, chosen
 from rlhf_core.rollout.vllm.prompts import prompt_of, require_same_prompt
 from rlhf_core.rollout.vllm.settings import engine_arguments
 from rlhf_core.types import Completion
 
 _ADVANCE_SECONDS = 0.1  # after which `advance` returns to accept more requests; a call costs a few milliseconds
-SleepState = Literal["awake", "asleep", "awake without weights"]
+SleepState = Literal["awake", "asleep", "awake without weights", "awake without cache"]
 
 
 class VllmEngine(RolloutEngine):
@@ -214,31 +214,18 @@ class VllmEngine(RolloutEngine):
         Unfinished requests of `advance` continue with them, after their previous tokens are computed again.
         Raises WeightSyncError unless names and shapes are those of the model that this engine was started with.
         """
-        self._require("awake", "awake without weights")
+        self._require("awake", "awake without weights", "awake without cache")
         if self._lora is not None:
             self._require_idle()  # vLLM would continue a completion with its first adapter
-            self._load_adapter(transport, manifest.version)
+            self._adapter = load_adapter(self._llm, self._adapter, self._lora, transport, manifest)
         else:
             self._check_tensors(manifest)
             self._llm.collective_rpc("load_published", args=(transport, manifest))
         self.forget()
         self._version = manifest.version
-        self._state = "awake"
-
-    def _load_adapter(self, transport: Transport, version: int) -> None:
-        from vllm.lora.request import LoRARequest
-
-        if not isinstance(transport, SharedFolder) or not (transport.folder / "adapter_config.json").is_file():
-            raise WeightSyncError(f"version {version} is no adapter in a folder, which is all that this engine serves")
-        # A new id for each version: vLLM caches adapters by id, and never reads their folder again.
-        number = 1 if self._adapter is None else self._adapter.lora_int_id + 1
-        adapter = LoRARequest(f"version-{version}", number, str(transport.folder))
-        if self._adapter is not None:
-            self._llm.llm_engine.remove_lora(self._adapter.lora_int_id)
-        if not self._llm.llm_engine.add_lora(adapter):
-            raise WeightSyncError(f"vLLM did not take the adapter of version {version}")
-        self._llm.collective_rpc("remember_adapter", args=(str(transport.folder),))
-        self._adapter = adapter
+        self._keeps_weights = True
+        if self._state == "awake without weights":
+            self._state = "awake"
 
     def _check_tensors(self, manifest: WeightManifest) -> None:
         # vLLM only logs tensors missing from a publish, and keeps the old ones.
@@ -277,9 +264,15 @@ class VllmEngine(RolloutEngine):
         self._llm.collective_rpc("free_memory")
         self._keeps_weights, self._state = keep_weights, "asleep"
 
-    def wake(self) -> None:
-        self._require("asleep")
-        self._llm.wake_up()
+    def wake(self, *, cache: bool = True) -> None:
+        if not cache:
+            self._require("asleep")
+            self._llm.wake_up(tags=["weights"])
+            self._state = "awake without cache"
+            return
+        self._require("asleep", "awake without cache")
+        # A second call for the memory of weights would map it twice.
+        self._llm.wake_up(tags=None if self._state == "asleep" else ["kv_cache"])
         self._state = "awake" if self._keeps_weights else "awake without weights"
 
     def _require(self, *states: SleepState) -> None:

@@ -75,8 +75,12 @@ BROADCAST = {"max_length": 16, "transport": "collective"}
 @pytest.mark.parametrize(
     ("settings", "rollout", "says"),
     [
-        ({"hybrid": True}, {}, "with hybrid a rank has lent its device when the engine is given weights"),
-        ({"lora": {"rank": 2}}, {"serve_adapter": "adapter"}, "vLLM loads adapters from folders alone; set folder"),
+        ({"hybrid": True}, {}, "with hybrid a rank and an engine share each device, .*; set ipc or folder"),
+        (
+            {"lora": {"rank": 2}},
+            {"serve_adapter": "adapter", "tensor_parallel_size": 2, "cpus_per_engine": 2},
+            "transport is collective, but the workers of an engine over several devices read an adapter from a folder",
+        ),
         (
             {"placement": {"gpus_per_worker": 1.0}},
             {"gpus_per_engine": 0.5},
@@ -90,13 +94,30 @@ def test_weights_that_cannot_be_broadcast(settings: dict[str, Any], rollout: dic
     RLConfig.model_validate({**COMMON, **settings, "rollout": {"max_length": 16, **rollout}})
 
 
+@pytest.mark.parametrize("gpus", [(1.0, 1.0), (0.0, 1.0), (0.5, 0.5)])
+def test_handles_of_gpus_need_hybrid(gpus: tuple[float, float]) -> None:
+    placement, rollout = {"gpus_per_worker": gpus[0]}, {"max_length": 16, "gpus_per_engine": gpus[1]}
+    by_handle = {**COMMON, "placement": placement, "rollout": {**rollout, "transport": "ipc"}}
+    with pytest.raises(ValidationError, match="transport is ipc, but without hybrid no rank and engine are on one dev"):
+        RLConfig.model_validate(by_handle)
+    RLConfig.model_validate({**COMMON, "placement": placement, "rollout": rollout})
+
+
+@pytest.mark.parametrize(("hybrid", "gpus", "senders"), [(True, 1.0, 2), (True, 0.0, 2), (False, 0.0, 1)])
+def test_of_ranks_that_share_devices_each_sends_to_its_engine(hybrid: bool, gpus: float, senders: int) -> None:
+    placement = {"workers": 2, "gpus_per_worker": gpus}
+    rollout = {"max_length": 16, "engines": 2, "gpus_per_engine": gpus, "transport": "ipc"}
+    config = RLConfig.model_validate({**COMMON, "hybrid": hybrid, "placement": placement, "rollout": rollout})
+    assert (config.sending_ranks, config.publishes_on_gpus) == (senders, gpus == 1.0)
+
+
 @pytest.mark.parametrize(
-    ("gpus", "backend"), [((0.0, 0.0), "gloo"), ((1.0, 0.0), "gloo"), ((0.0, 1.0), "gloo"), ((1.0, 1.0), "nccl")]
+    ("gpus", "on_gpus"), [((0.0, 0.0), False), ((1.0, 0.0), False), ((0.0, 1.0), False), ((1.0, 1.0), True)]
 )
-def test_a_broadcast_is_over_nccl_where_both_sides_have_gpus(gpus: tuple[float, float], backend: str) -> None:
+def test_a_broadcast_is_over_nccl_where_both_sides_have_gpus(gpus: tuple[float, float], on_gpus: bool) -> None:
     rollout = {**BROADCAST, "gpus_per_engine": gpus[1]}
     config = RLConfig.model_validate({**COMMON, "placement": {"gpus_per_worker": gpus[0]}, "rollout": rollout})
-    assert config.broadcast_backend == backend
+    assert config.publishes_on_gpus == on_gpus
     by_folder = RLConfig.model_validate({**COMMON, "rollout": {"max_length": 16}})
     assert result_settings(config) == result_settings(by_folder)  # the same keys of artifacts
 

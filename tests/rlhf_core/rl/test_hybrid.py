@@ -38,22 +38,26 @@ class Told:
     def update_policy(self) -> None:
         self.log.append("update")
 
+    def send_weights(self) -> None:
+        self.log.append("send")
+
     @host_memory_only
     def read_weights(self) -> None:
         self.log.append("read")
 
 
-def hybrid(*, adapters: bool = False) -> tuple[HybridEngine[Told], list[str]]:
+def hybrid(*, adapters: bool = False, on_device: bool = False) -> tuple[HybridEngine[Told], list[str]]:
     told = Told()
 
     class Engine(ScriptedEngine):
         def sleep(self, *, keep_weights: bool) -> None:
             told.log.append(f"sleep, keep_weights={keep_weights}")
 
-        def wake(self) -> None:
-            told.log.append("wake")
+        def wake(self, *, cache: bool = True) -> None:
+            told.log.append("wake" if cache else "wake without cache")
 
-    made = HybridEngine(InlineGroup(lambda: told), InlineEngines(Engine(lambda *_: [1])), adapters=adapters)
+    engines = InlineEngines(Engine(lambda *_: [1]))
+    made = HybridEngine(InlineGroup(lambda: told), engines, adapters=adapters, on_device=on_device)
     assert told.log == ["offload"]
     told.log.clear()
     return made, told.log
@@ -78,11 +82,32 @@ def test_the_turns_of_a_step() -> None:
     ours.publish()
     ours.workers.call(Told.read_weights)
     ours.engines.publish(WEIGHTS)
+    ours.serve()
     ours.engines.call(RolloutEngine.probe, [[5]])
     ours.sample()
     ours.sample()
     ours.engines.share(RolloutEngine.generate, [GREEDY])
     assert log == ["sleep, keep_weights=False", "reload", "update", "offload", "wake", "read"]
+
+
+def test_weights_on_the_device_are_sent_before_the_ranks_leave_it() -> None:
+    ours, log = hybrid(on_device=True)
+    ours.train()
+    ours.publish()
+    with pytest.raises(RuntimeError, match="cannot update_policy in the state publishing"):
+        ours.workers.call(Told.update_policy)
+    ours.workers.begin(Told.send_weights)()
+    ours.engines.publish(WEIGHTS)
+    with pytest.raises(RuntimeError, match="cannot probe while the ranks are on the devices; serve first"):
+        ours.engines.call(RolloutEngine.probe, [[5]])
+    with pytest.raises(RuntimeError, match="cannot sample in the state publishing"):
+        ours.sample()
+    ours.serve()
+    with pytest.raises(RuntimeError, match="cannot send_weights in the state publishing; this needs training"):
+        ours.workers.call(Told.send_weights)
+    ours.engines.call(RolloutEngine.probe, [[5]])
+    ours.sample()
+    assert log == ["sleep, keep_weights=False", "reload", "wake without cache", "send", "offload", "wake"]
 
 
 def test_weights_are_kept_where_no_publish_brings_them_again() -> None:

@@ -21,6 +21,7 @@ from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engines import hand_over
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.transport.collective import Collective
+from rlhf_core.rollout.transport.ipc import SharedBuffers
 from rlhf_core.types import Prompt
 from tests.rlhf_core.rl.one_rank import rl_config, tiny_llama, trainer, trajectories, with_advantages
 from tests.rlhf_core.rl.torch_engine import TorchEngine
@@ -51,7 +52,7 @@ def updated(config: RLConfig, ours: PolicyTrainer) -> None:
 )
 def test_each_transport_brings_the_same_tensors(model: Input, tmp_path: Path, settings: dict[str, Any]) -> None:
     found = {}
-    for transport in ("folder", "collective"):
+    for transport in ("folder", "collective", "ipc"):
         config = over(transport, rl_config("grpo", **settings))
         ours, _ = trainer(config, model, tmp_path / transport)
         engine = TorchEngine(model.folder, max_length=8)
@@ -64,7 +65,7 @@ def test_each_transport_brings_the_same_tensors(model: Input, tmp_path: Path, se
         found[transport] = {tensor.name: tensor.digest for tensor in engine.served()}
         assert found[transport] == ours.digests()
         assert found[transport] != before == {n: tensor_digest(t) for n, t in weights_of(model).items()}
-    assert found["collective"] == found["folder"]
+    assert found["ipc"] == found["collective"] == found["folder"]
 
 
 def test_engines_serve_the_values_that_a_quantised_base_is_multiplied_with(model: Input, tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def weights_of(model: Input) -> dict[str, Any]:
 ATTENTION = {f"model.layers.{layer}.self_attn.{part}_proj.weight" for layer in (0, 1) for part in "qkvo"}
 
 
-@pytest.mark.parametrize("transport", ["folder", "collective"])
+@pytest.mark.parametrize("transport", ["folder", "collective", "ipc"])
 def test_what_an_adapter_leaves_as_it_was_does_not_travel(model: Input, tmp_path: Path, transport: str) -> None:
     """All of a block is sent: engines fuse queries, keys and values. The digests are those of all tensors."""
     config = over(transport, rl_config("grpo", lora={"rank": 2, "target_modules": ("q_proj",)}))
@@ -117,8 +118,9 @@ class Spoiled(TorchEngine):
         self._model.model.norm.weight.data[3] += 2**-20
 
 
-def test_what_changes_on_the_way_is_found_after_a_broadcast_too(model: Input, tmp_path: Path) -> None:
-    config = over("collective", rl_config("grpo"))
+@pytest.mark.parametrize("transport", ["collective", "ipc"])
+def test_what_changes_on_the_way_is_found(model: Input, tmp_path: Path, transport: str) -> None:
+    config = over(transport, rl_config("grpo"))
     ours, _ = trainer(config, model, tmp_path)
     publisher = Publisher(config, ours, InlineEngines(Spoiled(model.folder, max_length=8)), PROBE, OwnDevices())
     publisher.start(0)
@@ -126,8 +128,9 @@ def test_what_changes_on_the_way_is_found_after_a_broadcast_too(model: Input, tm
         publisher.publish()
 
 
-def test_a_resumed_run_gives_its_weights_to_new_engines(model: Input, tmp_path: Path) -> None:
-    config = over("collective", rl_config("grpo"))
+@pytest.mark.parametrize("transport", ["collective", "ipc"])
+def test_a_resumed_run_gives_its_weights_to_new_engines(model: Input, tmp_path: Path, transport: str) -> None:
+    config = over(transport, rl_config("grpo"))
     ours, _ = trainer(config, model, tmp_path)
     updated(config, ours)
     engine = TorchEngine(model.folder, max_length=8)
@@ -136,11 +139,12 @@ def test_a_resumed_run_gives_its_weights_to_new_engines(model: Input, tmp_path: 
     assert {tensor.name: tensor.digest for tensor in engine.served()} == ours.digests()
 
 
+@pytest.mark.parametrize(("transport", "kind"), [("collective", Collective), ("ipc", SharedBuffers)])
 def test_an_error_of_the_rank_is_the_error_of_the_publish(
-    model: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, kind: type
 ) -> None:
     """The engine, which waits for weights, fails with it and not after the timeout."""
-    config = over("collective", rl_config("grpo"))
+    config = over(transport, rl_config("grpo"))
     ours, _ = trainer(config, model, tmp_path)
 
     def broken(worker: RLWorker) -> Any:
@@ -152,12 +156,12 @@ def test_an_error_of_the_rank_is_the_error_of_the_publish(
     with ours.publication(1) as weights, pytest.raises(StageError, match=r"^no more weights$"):
         hand_over(engines, weights)
     with ours.publication(2) as weights:  # and nothing is left of it
-        assert isinstance(weights.transport, Collective)
+        assert isinstance(weights.transport, kind)
 
 
 def test_nccl_without_a_gpu_is_refused(model: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = over("collective", rl_config("grpo"))
-    monkeypatch.setattr(RLConfig, "broadcast_backend", "nccl")
+    monkeypatch.setattr(RLConfig, "publishes_on_gpus", True)
     ours, _ = trainer(config, model, tmp_path)
     with pytest.raises(StageError, match="over NCCL, and this process has no GPU; set folder"), ours.publication(1):
         pass

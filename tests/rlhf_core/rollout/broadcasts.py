@@ -1,4 +1,4 @@
-"""What tests/rlhf_core/rollout/test_transport.py runs: `python -m tests.rlhf_core.rollout.broadcasts`.
+"""What test_transport.py runs: `python -m tests.rlhf_core.rollout.broadcasts collective`, or ipc.
 
 A rank sends to two engines, each in a process of its own, undisturbed and with one fault after the other; prints as
 JSON how each process ended, and after how many seconds.
@@ -10,8 +10,10 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from queue import Empty
 from typing import Any
 
@@ -22,7 +24,9 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed does not ex
 from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.transport.base import WeightManifest, digested
 from rlhf_core.rollout.transport.collective import Collective
+from rlhf_core.rollout.transport.ipc import SharedBuffers
 
+Ends = Collective | SharedBuffers
 SECONDS = 12.0  # that a process is waited for
 FAULTS = (
     "none", "rank raises", "rank hangs", "rank is killed", "engine raises", "engine is killed", "engine is absent",
@@ -53,42 +57,52 @@ def _fail(who: str, fault: str) -> None:
         time.sleep(4 * SECONDS)
 
 
-def rank(transport: Collective, fault: str) -> dict[str, str]:
+def rank(transport: Ends, fault: str, offered: Any) -> dict[str, str]:
     digests: dict[str, str] = {}
-    transport.send(digested(sent(fault), digests), WeightManifest.of(1, state()))
+    with transport.listening() if isinstance(transport, SharedBuffers) else nullcontext():
+        offered.set()
+        transport.send(digested(sent(fault), digests), WeightManifest.of(1, state()))
     return digests
 
 
-def engine(transport: Collective, fault: str) -> dict[str, str]:
+def engine(transport: Ends, fault: str, offered: Any) -> dict[str, str]:
+    manifest = WeightManifest.of(1, state())
     if transport.engine == 1 and fault == "engine is absent":
         return {}
+    offered.wait()
     received = {}
-    for index, (name, tensor) in enumerate(transport.receive(WeightManifest.of(1, state()))):
-        if index == 5 and transport.engine == 1:
-            _fail("engine", fault)
+    for index, (name, tensor) in enumerate(transport.receive(manifest)):
+        if transport.engine == 1:
+            if index == 5:
+                _fail("engine", fault)
+            time.sleep(0.02)  # longer than the rank takes to fill all of its buffers again
         received[name] = tensor_digest(tensor)
     return received
 
 
-def _ended(who: str, transport: Collective, fault: str, answers: Any) -> None:
+def _ended(who: str, transport: Ends, fault: str, offered: Any, answers: Any) -> None:
     began = time.monotonic()
     try:
-        found: Any = (rank if who == "rank" else engine)(transport, fault)
+        found: Any = (rank if who == "rank" else engine)(transport, fault, offered)
     except Exception as error:  # what the test looks at
         found = f"{type(error).__name__}: {error}"
     answers.put((who, found, time.monotonic() - began))
 
 
-def main() -> None:
+def main(kind: str) -> None:
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
     found: dict[str, dict[str, Any]] = {}
     for fault in FAULTS:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        transport = Collective(f"127.0.0.1:{store.port}", "gloo", engines=2, workers=1, timeout_seconds=SECONDS)
-        answers = context.Queue()
+        transport: Ends = Collective(f"127.0.0.1:{store.port}", "gloo", engines=2, workers=1, timeout_seconds=SECONDS)
+        if kind == "ipc":  # with buffers smaller than a tensor
+            transport = SharedBuffers(f"{os.getpid()}", "cpu", 2, 1, timeout_seconds=SECONDS, buffer_bytes=1001)
+        answers, offered = context.Queue(), context.Event()
         ends = {"rank": transport, **{f"engine {index}": transport.for_engine(index) for index in (0, 1)}}
-        processes = [context.Process(target=_ended, args=(who, end, fault, answers)) for who, end in ends.items()]
+        processes = [
+            context.Process(target=_ended, args=(who, end, fault, offered, answers)) for who, end in ends.items()
+        ]
         for process in processes:
             process.start()
         found[fault] = {}
@@ -105,4 +119,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -1,8 +1,9 @@
-"""Weights by broadcast: what arrives, and that each fault ends at both ends, soon."""
+"""Weights by broadcast and by handle: what arrives, and that each fault ends at both ends, soon."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,8 +19,10 @@ from rlhf_core.rollout.engines import hand_over
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.publication import Publication
 from rlhf_core.rollout.scripted import ScriptedEngine
-from rlhf_core.rollout.transport.base import Transport, TransportError, WeightManifest
+from rlhf_core.rollout.transport.base import Transport, TransportError, WeightManifest, take_all
 from rlhf_core.rollout.transport.collective import Collective
+from rlhf_core.rollout.transport.ipc import SharedBuffers
+from rlhf_core.training.background import Background
 from tests.rlhf_core.rollout.broadcasts import FAULTS, SECONDS, state
 
 pytestmark = pytest.mark.system
@@ -27,9 +30,15 @@ pytestmark = pytest.mark.system
 Ends = dict[str, tuple[Any, float]]  # of each process: its digests or its error, and its seconds
 
 
+@pytest.fixture(scope="module", params=["collective", "ipc"])
+def kind(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
-def ends() -> dict[str, Ends]:
-    program = [sys.executable, "-m", "tests.rlhf_core.rollout.broadcasts"]
+def ends(kind: str) -> dict[str, Ends]:
+    program = [sys.executable, "-m", "tests.rlhf_core.rollout.broadcasts", kind]
     done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=300)
     found: dict[str, Ends] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -63,8 +72,36 @@ def test_a_fault_of_one_process_is_an_error_of_all_others_in_time(ends: dict[str
         failed = _SILENT[fault]
     for who in {"rank", "engine 0", "engine 1"} - {failed}:
         error, seconds = ends[fault][who]
-        assert error.startswith("TransportError: version 1 did not travel: another process of its broadcast has failed")
+        assert error.startswith("TransportError: version 1 did not travel: ")
         assert seconds < (2 * SECONDS + 5 if fault in _SILENT else SECONDS)  # where it can be seen nobody waits
+
+
+def test_an_engine_that_expects_another_version_is_refused() -> None:
+    transport = SharedBuffers("other version", "cpu", engines=1, workers=1, timeout_seconds=SECONDS)
+    with transport.listening():
+        sending = Background(lambda: transport.send(state().items(), WeightManifest.of(2, state())), name="send")
+        with pytest.raises(TransportError, match=r"^version 1 did not travel: the other end has {'version': 1, "):
+            take_all(transport.receive(WeightManifest.of(1, state())))
+        with pytest.raises(TransportError, match=r"^version 2 did not travel: the other end has {'version': 1, "):
+            sending.result()
+
+
+def test_an_engine_on_another_machine_fails_at_once() -> None:
+    transport = SharedBuffers("elsewhere", "cpu", engines=2, workers=1, senders=2, engine=1)
+    with pytest.raises(TransportError, match="rank 1 does not offer it on the machine of engine 1"):
+        take_all(transport.receive(WeightManifest.of(1, state())))
+
+
+def test_a_publish_by_handle_leaves_no_file_and_no_descriptor() -> None:
+    transport = SharedBuffers("descriptors", "cpu", engines=1, workers=1, timeout_seconds=SECONDS)
+    before = set(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
+    with transport.listening():
+        sending = Background(lambda: transport.send(state().items(), WeightManifest.of(1, state())), name="send")
+        received = dict(transport.receive(WeightManifest.of(1, state())))
+        sending.result()
+    del sending
+    assert received.keys() == state().keys()
+    assert (set(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))) == before
 
 
 class Unreached(ScriptedEngine):

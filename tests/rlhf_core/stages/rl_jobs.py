@@ -58,6 +58,7 @@ def two_by_two(
     sequence: int = 1,
     tensor: int = 1,
     quantised: bool = False,
+    transport: str = "folder",
 ) -> RLConfig:
     """Two ranks and two engines, which are to share two devices if `hybrid`. sequence, tensor: ranks that share tokens,
     or weights.
@@ -77,6 +78,7 @@ def two_by_two(
             "cpus_per_engine": 0.5,
             "threads": 1,
             "serve_adapter": "adapter",
+            "transport": transport,
         },
         lora={**_LORA, **({"quantised": "nf4"} if quantised else {})} if lora else None,
         dropout=lora,

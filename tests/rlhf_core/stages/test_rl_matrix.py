@@ -1,6 +1,6 @@
 """RL as a job, with two vLLM engines and two DeepSpeed ranks: killed in the middle of a step, and submitted again.
 
-Four of the nineteen combinations that `make rl-matrix` runs: between them each choice is made in both ways.
+Six of the twenty-three combinations that `make rl-matrix` runs: between them each choice is made in both ways.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ pytestmark = [
         "ppo-lora-zero2-sequence",
         "ppo-full-zero2-tensor",
         "grpo-qlora-zero2-own",
+        "ppo-lora-zero2-hybrid-ipc",
     ],
 )
 def test_a_killed_job_ends_as_if_it_had_not_been(ray_cluster: None, tmp_path: Path, name: str) -> None:
