@@ -1,4 +1,7 @@
-"""Two ranks, over which ZeRO 3 has partitioned the policy, broadcast it to two vLLM engines, which prove it."""
+"""Two ranks, over which ZeRO 3 has partitioned the policy, send it to two vLLM engines, which prove it.
+
+By broadcast, by handle from the first rank, or from each to the engine on its device.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from safetensors.torch import load_file
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.errors import StageError
-from rlhf_core.rl.hybrid import OwnDevices
+from rlhf_core.rl.hybrid import turns_of
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rollout.digest import tensor_digest
@@ -32,21 +35,28 @@ PROBE = [Prompt("0", "", (5, 6, 7, 4), row={}), Prompt("1", "", (4, 5), row={})]
 
 
 @pytest.mark.slow("starts two ranks and two engines as Ray actors")
-def test_every_engine_serves_what_the_ranks_have(tmp_path: Path) -> None:
-    config = two_by_two(3)
-    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"transport": "collective"})})
+@pytest.mark.parametrize(
+    ("transport", "hybrid", "lora"),
+    [("collective", False, False), ("ipc", False, False), ("ipc", True, False), ("ipc", True, True)],
+)
+def test_every_engine_serves_what_the_ranks_have(tmp_path: Path, transport: str, hybrid: bool, lora: bool) -> None:
+    """lora: merged by each rank that sends; what is published first has the values of the base."""
+    config = two_by_two(3, transport=transport, hybrid=hybrid, lora=lora)
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"serve_adapter": "merged"})})
     inputs = job_inputs(tmp_path)
     context = LocalContext(tmp_path / "work", artifacts={item.manifest.ref.path: item for item in inputs.values()})
     expected = {n: tensor_digest(t) for n, t in load_file(inputs["model"].folder / "model.safetensors").items()}
     with ranks_and_engines(config, inputs, context, RayCluster()) as (workers, engines, _):
         trainer = PolicyTrainer(config, build_algorithm(config), workers, seed=0)
-        publisher = Publisher(config, trainer, engines, PROBE, OwnDevices())
+        publisher = Publisher(config, trainer, engines, PROBE, turns_of(config, workers, engines))
         publisher.start(0)
         for version in (1, 2):
             assert publisher.publish()["weight_difference"] < 1e-4
             for answer in engines.call(RolloutEngine.probe, []):
                 assert answer.version == version
                 assert {tensor.published: tensor.digest for tensor in answer.served} == expected
+        if hybrid:
+            return
         ray.kill([*engines._actors.values()][1])  # type: ignore[attr-defined]
         began = time.monotonic()
         with pytest.raises(StageError, match="engine 1 died in load"), trainer.publication(3, engines=2) as weights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,8 +26,9 @@ from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.rollout.engines import Engines, hand_over
 from rlhf_core.rollout.publication import Publication, publication_of, published_tensors
-from rlhf_core.rollout.transport.base import WeightManifest, digested
+from rlhf_core.rollout.transport.base import Transport, WeightManifest, digested
 from rlhf_core.rollout.transport.collective import Collective
+from rlhf_core.rollout.transport.ipc import SharedBuffers
 from rlhf_core.rollout.vllm.prompts import prompt_of
 from rlhf_core.training.background import Background
 from rlhf_core.training.distributed import host_store
@@ -93,10 +95,25 @@ def publish(engines: Publishable, state: Mapping[str, Tensor], version: int, **o
 
 def publish_by_broadcast(engines: Engines, state: Mapping[str, Tensor], version: int) -> Mapping[str, str]:
     """As `publish`, by a broadcast from a thread of this process."""
-    tensors, digests = published_tensors(state), dict[str, str]()
-    manifest = WeightManifest.of(version, tensors)
     store = host_store("127.0.0.1")
     transport = Collective(f"127.0.0.1:{store.port}", "gloo", engines.size, 1, timeout_seconds=60)
+    return _sent_meanwhile(engines, transport, state, version)
+
+
+def publish_by_handle(
+    engines: Engines, state: Mapping[str, Tensor], version: int, *, workers: int = 1
+) -> Mapping[str, str]:
+    """As `publish`, by handle from a thread of this process. workers: of each engine, that receive."""
+    transport = SharedBuffers(f"{os.getpid()}-{version}", "cpu", engines.size, workers, timeout_seconds=60)
+    with transport.listening():
+        return _sent_meanwhile(engines, transport, state, version)
+
+
+def _sent_meanwhile(
+    engines: Engines, transport: Transport, state: Mapping[str, Tensor], version: int
+) -> Mapping[str, str]:
+    tensors, digests = published_tensors(state), dict[str, str]()
+    manifest = WeightManifest.of(version, tensors)
 
     def start() -> Callable[[], Mapping[str, str]]:
         def send() -> Mapping[str, str]:

@@ -18,7 +18,14 @@ from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, SamplingParameters
 from rlhf_core.rollout.proof import Expected, verify_weights
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
-from tests.rlhf_core.rollout.models import EOS, expected_logprobs, make_model, publish
+from tests.rlhf_core.rollout.models import (
+    EOS,
+    expected_logprobs,
+    make_model,
+    publish,
+    publish_by_broadcast,
+    publish_by_handle,
+)
 
 pytestmark = pytest.mark.parts
 
@@ -99,6 +106,15 @@ def test_an_adapter_that_was_not_published_is_caught(served: Served) -> None:
         verify_weights(
             engine.call(RolloutEngine.probe, PROBE), Expected(4, expected_logprobs(model, PROBE), digests), 1e-4
         )
+
+
+@pytest.mark.parametrize(("send", "version"), [(publish_by_handle, 15), (publish_by_broadcast, 16)])
+def test_an_adapter_arrives_over_every_transport(served: Served, send: Any, version: int) -> None:
+    model, engine = served
+    train_a_little(model, seed=version)
+    digests = send(engine, get_peft_model_state_dict(model), version)
+    expected = Expected(version, expected_logprobs(model, PROBE), digests)
+    assert verify_weights(engine.call(RolloutEngine.probe, PROBE), expected, 1e-4).not_read_back == ()
 
 
 def spoil(worker: Any, module: str, part: int) -> None:

@@ -25,7 +25,15 @@ from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, Sam
 from rlhf_core.rollout.proof import Expected, Proof, verify_weights
 from rlhf_core.rollout.publication import published_tensors
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
-from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_experts, make_model, publish
+from tests.rlhf_core.rollout.models import (
+    EOS,
+    disturb,
+    expected_logprobs,
+    make_experts,
+    make_model,
+    publish,
+    publish_by_handle,
+)
 
 pytestmark = [pytest.mark.endurance("rl-matrix"), pytest.mark.timeout(600)]
 
@@ -78,6 +86,9 @@ def test_initial_and_published_weights_are_read_back_from_every_worker(served: S
     for version in (1, 8):  # by columns, and whole
         disturb(served.model, seed=version)
         assert served.prove(served.published(version)).not_read_back == ()
+    disturb(served.model, seed=9)
+    digests = publish_by_handle(served.engine, stored(served.model), 9, workers=2)
+    assert served.prove(served.expected(9, digests)).not_read_back == ()
 
 
 def test_samples_are_those_of_one_device(served: Served, engine_process: ChildProcess) -> None:
