@@ -2,19 +2,24 @@
 
 One training rank and one engine, each a Ray actor of its own on this machine, as in the RL stage. Nothing is
 trained in between. Seconds are medians, measured at the driver.
+
+`python -m benchmarks.publish transports`: 1 GiB over each transport, between two processes in turn.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -29,12 +34,16 @@ from rlhf_core.packing import pack
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rollout.engine import RolloutEngine
 from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
+from rlhf_core.rollout.transport.base import Offer, WeightManifest, digested
+from rlhf_core.rollout.transport.table import TRANSPORTS
 from rlhf_core.stages.ray_cluster import RayCluster
 from rlhf_core.stages.rl import ranks_and_engines
+from rlhf_core.training.distributed import host_store
 
 CASES = (("1m", "float32"), ("25m", "float32"), ("25m", "bfloat16"), ("135m", "float32"), ("135m", "bfloat16"))
 REPEATS = 5
 PROBE = [tuple(range(5, 37))] * 4  # as many prompts as the stage takes
+MATRICES = (1024, 4096, 11008)  # columns, of four each
 PHASES = ("write", "load", "read back", "log-probs", "read whole")
 
 
@@ -99,10 +108,74 @@ def table(results: Sequence[tuple[GRPOWorkload, Result]]) -> Table:
     return figures
 
 
+Taken = tuple[float, float]  # seconds of a publish, and processor seconds of both ends
+
+
+def measure_transports(repeats: int, gib: float = 1.0) -> dict[str, list[Taken]]:
+    """Return what each publish of `gib` in bfloat16 takes, from the first tensor to the last loaded, by transport.
+
+    Both ends compute digests, as ranks and engines do; the receiver copies each tensor into its model.
+    """
+    torch.set_num_threads(1)
+    rows = round(gib * 2**30 / (4 * 2 * sum(MATRICES)))
+    weights = {f"matrix{i}.{n}": torch.randn(rows, n, dtype=torch.bfloat16) for i in range(4) for n in MATRICES}
+    manifest = WeightManifest.of(1, weights)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    receiver = context.Process(target=_receive, args=(theirs,), daemon=True)
+    receiver.start()
+    taken: dict[str, list[Taken]] = {name: [] for name in TRANSPORTS}
+    offer = Offer(manifest, 1, 1, False, 1, None, rendezvous=lambda: host_store("127.0.0.1"))
+    for _ in range(1 + repeats):  # the first is not counted
+        for name, offered in TRANSPORTS.items():
+            digests: dict[str, str] = {}
+            with offered(offer) as transport:
+                assert transport is not None
+                began, computed = time.perf_counter(), time.process_time()
+                if transport.concurrent:
+                    ours.send((transport, manifest))
+                transport.send(digested(weights.items(), digests), manifest)
+                if not transport.concurrent:
+                    ours.send((transport, manifest))
+                received, theirs_computed = ours.recv()
+                computed = time.process_time() - computed + theirs_computed
+                taken[name].append((time.perf_counter() - began, computed))
+            assert received == digests
+    receiver.kill()
+    return {name: seconds[1:] for name, seconds in taken.items()}
+
+
+def _receive(pipe: Any) -> None:
+    model: dict[str, torch.Tensor] = {}
+    while True:
+        transport, manifest = pipe.recv()
+        digests: dict[str, str] = {}
+        began = time.process_time()
+        for name, tensor in digested(transport.receive(manifest), digests):
+            model.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
+        pipe.send((digests, time.process_time() - began))
+
+
+def transport_table(taken: Mapping[str, Sequence[Taken]]) -> Table:
+    """Medians, and the median of the ratios to the folder's in the same turn, with the least and the most."""
+    figures = Table("transport", "seconds", "of the folder's", "least, most", "CPU s", "of the folder's", "least, most")
+    for name, of_each in taken.items():
+        cells = []
+        for values, of_folder in zip(zip(*of_each, strict=True), zip(*taken["folder"], strict=True), strict=True):
+            ratios = [value / folder for value, folder in zip(values, of_folder, strict=True)]
+            cells += [f"{statistics.median(values):.2f}", f"{statistics.median(ratios):.2f}"]
+            cells += [f"{min(ratios):.2f}, {max(ratios):.2f}"]
+        figures.add_row(name, *cells)
+    return figures
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Arguments: sizes; none: all."""
+    """Arguments: sizes, or `transports`; none: all sizes."""
     console = Console(width=120)
     console.print(machine())
+    if "transports" in arguments:
+        console.print(transport_table(measure_transports(REPEATS)))
+        return 0
     results = []
     for size, dtype in CASES:
         if not arguments or size in arguments:
