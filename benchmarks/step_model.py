@@ -120,6 +120,8 @@ def sampling(workload: Workload, layout: Layout, hardware: Hardware) -> Parts:
     prefill = prompts * workload.shape.flops(computed, pairs, 0) / (hardware.flops * hardware.prefill * speed)
     parts["sampling", "prefill"] = prefill
     parts["sampling", "engine's host"] += hardware.request * prompts * workload.group
+    if layout.asynchronous:  # free slots take the prompts of later steps
+        del parts["sampling", "stragglers"]
     return parts
 
 

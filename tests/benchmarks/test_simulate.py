@@ -120,11 +120,16 @@ def test_shared_devices_have_no_collective() -> None:
         Layout(8, 8, hybrid=True, transport="collective")
 
 
-def test_a_step_waits_for_the_slower_half_if_they_run_at_once() -> None:
-    both, layout = step(WORK, Layout(2, 2), TOY), Layout(2, 2, asynchronous=True)
-    beside = step(WORK, layout, TOY)
+@pytest.mark.parametrize("engine_step", [0.25, 500.0])
+def test_a_step_waits_for_the_slower_half_if_they_run_at_once(engine_step: float) -> None:
+    work, hardware = replace(WORK, mean=4), replace(TOY, engine_step=engine_step)
+    both, beside = (step(work, Layout(2, 2, asynchronous=asynchronous), hardware) for asynchronous in (False, True))
     assert both.seconds == pytest.approx(sum(both.phases.values()))
-    assert beside.seconds == max(both.phases["sampling"], both.seconds - both.phases["sampling"])
+    sampling, stragglers = both.phases["sampling"], both.parts["sampling", "stragglers"]
+    assert stragglers > 0  # but where free slots take prompts of later steps
+    assert beside.phases["sampling"] == pytest.approx(sampling - stragglers)
+    rest = sum(seconds for phase, seconds in beside.phases.items() if phase != "sampling")
+    assert beside.seconds == pytest.approx(rest if engine_step < 1 else sampling - stragglers)
 
 
 def test_the_next_bottleneck_is_that_of_the_resource_that_is_slowest() -> None:
