@@ -235,7 +235,7 @@ def pair_of_processes(rank: int, address: str, file: Path, repeats: int, process
     reduced = median(lambda: dist.all_reduce(large)) - latency
     if rank == 0:
         # Of two processes each sends half of the bytes over one hop, and again.
-        file.write_text(json.dumps(asdict(Pair(alone / both, large.nbytes / reduced, latency / 2))))
+        file.write_text(json.dumps(asdict(Pair(min(1.0, alone / both), large.nbytes / reduced, latency / 2))))
 
 
 def measured_pair(repeats: int, *, processor: bool) -> Pair:
