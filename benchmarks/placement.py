@@ -48,7 +48,7 @@ def nodes_of(count: int, gpus: int) -> Iterator[list[float]]:
     """Start a head without resources and `count` nodes; yield the seconds that each took, and end them all."""
     common: dict[str, Any] = {"node_ip_address": _LOOPBACK, "object_store_memory": _OBJECTS}
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
-        cluster = Cluster()
+        cluster: Any = Cluster()
         try:
             cluster.add_node(num_cpus=0, include_dashboard=False, temp_dir=folder, **common)
             taken = []

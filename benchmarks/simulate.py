@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from types import MappingProxyType
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -35,7 +36,7 @@ _ASSUMED = {
     "store": 2e9, "publish": 4e9, "prefill": 0.4, "decoding": 0.4, "reading": 0.6, "optimizer": 0.7, "links": 0.8,
     "link_latency": 1e-6, "network_latency": 5e-6, "engine_step": 0.015, "request": 2e-4, "call": 0.05,
 }  # fmt: skip
-_SHARES = {**_MEASURED, **_DRIVER, **_ASSUMED, "node": 8, "block": 16}
+_SHARES: Mapping[str, Any] = {**_MEASURED, **_DRIVER, **_ASSUMED, "node": 8, "block": 16}
 # NVIDIA's data sheets of H100, H200 and A100 (SXM): bfloat16 without sparsity, memory, half of NVLink's bandwidth in
 # both directions; of DGX H100, H200 and A100: one ConnectX of 400, 400 and 200 Gb/s for each GPU.
 HARDWARE = MappingProxyType(
@@ -78,7 +79,7 @@ def named(part: Part) -> str:
     return f"{part[0]}: {part[1]}"
 
 
-def row(devices: int, workload: Workload, done: Step, first: tuple[float, Step]) -> dict[str, object]:
+def row(devices: int, workload: Workload, done: Step, first: tuple[float, Step]) -> dict[str, Any]:
     """Return a line of the table. first: sampled tokens per second and GPU, and step, of the smallest size."""
     rate = workload.sampled / done.seconds / devices
     return {
@@ -90,8 +91,8 @@ def row(devices: int, workload: Workload, done: Step, first: tuple[float, Step])
     }  # fmt: skip
 
 
-def simulate(hardware: Hardware, options: argparse.Namespace) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
+def simulate(hardware: Hardware, options: argparse.Namespace) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
     first: tuple[float, Step] | None = None
     for devices in options.gpus:
         workload = workload_on(devices, options)
@@ -101,7 +102,7 @@ def simulate(hardware: Hardware, options: argparse.Namespace) -> list[dict[str, 
     return rows
 
 
-def shown(rows: Sequence[dict[str, object]]) -> Table:
+def shown(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(
         "GPUs", "completions", *(f"{phase}, s" for phase in PHASES), "step, s", "tokens/s/GPU", "efficiency",
         "largest", "grown most",
@@ -141,13 +142,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def changed(hardware: Hardware, settings: Sequence[str]) -> Hardware:
     """Return `hardware` with the figures `NAME=VALUE`. Raises ValueError for a name that it does not have."""
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for setting in settings:
         name, _, value = setting.partition("=")
         if name not in _CHANGEABLE:
             raise ValueError(f"--set {name}: the hardware has {', '.join(_CHANGEABLE)}")
         values[name] = float(value)
-    return replace(hardware, **values)  # type: ignore[arg-type]  # `name` is not among them
+    return replace(hardware, **values)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

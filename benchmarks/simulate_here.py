@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ParamSpec, TypeVar
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.table import Table
@@ -63,13 +64,12 @@ class ProcessorTimer(PhaseTimer):
 def run(workload: GRPOWorkload, model: Path, ranks: int, engines: int, processor: bool) -> dict[str, float]:
     """Return the median seconds of each phase, and of a step, in the stage as shipped. A step of processor seconds is
     the sum of these phases."""
-    if processor:
-        loop.PhaseTimer = ProcessorTimer  # type: ignore[misc]  # in this process, which ends with the run
     with tempfile.TemporaryDirectory(prefix="simulate-") as name:
         folder = Path(name)
         write_dataset(folder / "prompts", rows(workload), {})
         inputs, context = stage_inputs(model, folder / "prompts", folder)
-        rl.run(settings(workload, ranks, engines), inputs, context, RayCluster())
+        with patch.object(loop, "PhaseTimer", ProcessorTimer if processor else PhaseTimer):
+            rl.run(settings(workload, ranks, engines), inputs, context, RayCluster())
     steps = measured_steps(workload, context.ended).steps
     phases = {phase: statistics.median(each.phases[name] for each in steps) for phase, name in PHASES.items()}
     return {**phases, "step": sum(phases.values()) if processor else statistics.median(each.seconds for each in steps)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -135,8 +136,8 @@ def test_a_step_waits_for_the_slower_half_if_they_run_at_once(engine_step: float
 def test_the_next_bottleneck_is_that_of_the_resource_that_is_slowest() -> None:
     options = parse(["--mean", "0", "--longest", "1024"])
 
-    def grown(**figures: float) -> tuple[str, str]:
-        hardware = replace(HARDWARE["h100"], **figures)  # type: ignore[arg-type]
+    def grown(**figures: Any) -> tuple[str, str]:
+        hardware = replace(HARDWARE["h100"], **figures)
         small, large = (
             step(simulate.workload_on(devices, options), layout_on(devices, options), hardware) for devices in (8, 1024)
         )
