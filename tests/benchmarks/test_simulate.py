@@ -57,6 +57,10 @@ def test_a_ring_takes_the_time_of_its_slowest_link(devices: int, expected: dict[
     assert ring(1000, devices, TOY, calls=2) == pytest.approx(expected)
 
 
+def test_the_network_links_of_a_node_carry_a_ring_together() -> None:
+    assert ring(1000, 8, replace(TOY, network=30.0))["links"] == pytest.approx(1000 * 7 / 8 / 50)  # 4 x 30 are enough
+
+
 @pytest.mark.parametrize(
     ("stage", "sent"),
     [
