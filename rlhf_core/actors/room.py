@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -36,8 +37,9 @@ def autoscaling() -> bool:
 def require_possible(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> None:
     """Raise StageError if idle `nodes` lack room for all bundles together, or for all those of one kind."""
     _require_total(total(bundles), nodes)
-    for bundle in bundles:
-        count, room = bundles.count(bundle), sum(_capacity(bundle, node) for node in nodes)
+    for kind, count in Counter(tuple(sorted(bundle.items())) for bundle in bundles).items():
+        bundle = dict(kind)
+        room = sum(_capacity(bundle, node) for node in nodes)
         if room < count:
             capacities = "; ".join(in_words(node, bundle) for node in nodes)
             raise StageError(

@@ -63,7 +63,7 @@ def flex(
     record_window(sliding_window)
     blocks = _separate(rows, length, query.device) if token_tree is None else token_tree
     parts = [_in_one_row(part, blocks.size) for part in (query, key, value)]
-    attend = _compiled() if query.is_cuda else flex_attention
+    attend: Callable[..., Any] = _compiled() if query.is_cuda else flex_attention
     output: Tensor = attend(
         *parts, score_mod=None if softcap is None else _capped(softcap), block_mask=blocks.mask(sliding_window),
         scale=scaling, enable_gqa=query.shape[1] != key.shape[1],

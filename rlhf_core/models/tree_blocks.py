@@ -76,7 +76,7 @@ class TreeBlocks:
         first, end, depths = self._first_of_each, self._end_of_each, self._depths
 
         def sees(_sequence: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            seen = (key <= query) & (first[key] <= first[query]) & (first[query] < end[key])
+            seen: Tensor = (key <= query) & (first[key] <= first[query]) & (first[query] < end[key])
             return seen if window is None else seen & (depths[query] - depths[key] < window)
 
         return sees
