@@ -23,6 +23,8 @@ from rlhf_core.config.base import Config, KeyedConfig, reads_of
 from rlhf_core.config.typed import config_classes
 from rlhf_core.recipe.recipe import Recipe
 
+pytestmark = pytest.mark.endurance("mutations")
+
 ROOT = Path(__file__).resolve().parents[3]
 LAYERS = ("rlhf_core", "tasks", "flows", "deployments")
 
@@ -198,8 +200,6 @@ class Toy:
 """
 READER = """
 from toy_settings import Inner, Other, Toy
-
-pytestmark = pytest.mark.endurance("mutations")
 
 def use(toy: Toy, anything) -> int:
     anything.limit

@@ -42,8 +42,7 @@ _LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.1}
 
 def rl_config(algorithm: str = "grpo", **settings: Any) -> RLConfig:
     """A run of five steps with `settings` of its own."""
-    block = {algorithm: _BLOCKS[algorithm]}
-    return RLConfig.model_validate({**_SETTINGS, "algorithm": algorithm, **block, **settings})
+    return RLConfig.model_validate({**_SETTINGS, "algorithm": algorithm, algorithm: _BLOCKS[algorithm], **settings})
 
 
 CONFIG = rl_config()
@@ -59,19 +58,26 @@ def two_by_two(
     tensor: int = 1,
     quantised: bool = False,
     transport: str = "folder",
+    group: bool = False,
 ) -> RLConfig:
     """Two ranks and two engines, which are to share two devices if `hybrid`. sequence, tensor: ranks that share tokens,
-    or weights.
+    or weights. group: the critic of PPO and the reference are together on two further ranks.
     """
+    placement = {"workers": 2, "cpus_per_worker": 0.5, "threads": 1}
+    block = _BLOCKS[algorithm]
+    if group:
+        together = {"placement": {"group": "apart", **placement}}
+        block = {**block, "critic": {**block["critic"], **together}, "kl": {**block["kl"], **together}}
     return rl_config(
         algorithm,
+        **{algorithm: block},
         engine={
             "dtype": "float32",
             "zero_stage": zero_stage,
             "sequence_parallel": sequence,
             "tensor_parallel": tensor,
         },
-        placement={"workers": 2, "cpus_per_worker": 0.5, "threads": 1},
+        placement=placement,
         rollout={
             **_SETTINGS["rollout"],
             "engines": 2,

@@ -30,6 +30,7 @@ pytestmark = [
         "ppo-full-zero2-tensor",
         "grpo-qlora-zero2-own",
         "ppo-lora-zero2-hybrid-ipc",
+        "ppo-full-zero2-group",
     ],
 )
 def test_a_killed_job_ends_as_if_it_had_not_been(ray_cluster: None, tmp_path: Path, name: str) -> None:
