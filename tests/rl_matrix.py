@@ -1,7 +1,7 @@
 """RL on two ranks and two engines in every combination of PPO or GRPO, all weights or LoRA, ZeRO 2 or 3, and devices of
-their own or shared. Further ones share the tokens of each batch, or the weights of each layer, between both ranks, have a
-quantised base, or models apart from the policy, or send weights by broadcast or by handle. Each is killed in the middle of
-a step, resumed, and compared with a run that nothing disturbs.
+their own or shared. Further ones share the tokens of each batch, or the weights of each layer, between both ranks, have
+a quantised base, or models apart from the policy, or send weights by broadcast or by handle. Each is killed in the
+middle of a step, resumed, and compared with a run that nothing disturbs.
 
 `python -m tests.rl_matrix` runs all twenty-four; `python -m tests.rl_matrix ppo-lora-zero3-hybrid ...` those named.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -63,8 +63,8 @@ def flex(
     record_window(sliding_window)
     blocks = _separate(rows, length, query.device) if token_tree is None else token_tree
     parts = [_in_one_row(part, blocks.size) for part in (query, key, value)]
-    attend: Callable[..., Any] = _compiled() if query.is_cuda else flex_attention
-    output: Tensor = attend(
+    attend = cast(Callable[..., Tensor], _compiled() if query.is_cuda else flex_attention)
+    output = attend(
         *parts, score_mod=None if softcap is None else _capped(softcap), block_mask=blocks.mask(sliding_window),
         scale=scaling, enable_gqa=query.shape[1] != key.shape[1],
     )  # fmt: skip
