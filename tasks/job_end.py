@@ -27,6 +27,10 @@ class JobPreemptedError(JobEndedError):
     """The job ended since a node of it is taken away; submitted again, it resumes on others."""
 
 
+class JobUnknownError(JobEndedError):
+    """The cluster does not know the job: its head was restarted since, and the job ended with it."""
+
+
 class JobCancelledError(StageError):
     """The job's watcher requested its end."""
 

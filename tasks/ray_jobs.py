@@ -23,7 +23,7 @@ from rlhf_core.actors.room import NODES, Bundle, alive_nodes, autoscaling, is_st
 from rlhf_core.errors import StackError, StageError
 from rlhf_core.system.stopping import grace_seconds
 from rlhf_core.tracking.protocol import Progress
-from tasks.job_end import JobCancelledError, JobEndedError, in_one_line, require_success
+from tasks.job_end import JobCancelledError, JobEndedError, JobUnknownError, in_one_line, require_success
 from tasks.job_log import JobLog
 from tasks.job_request import JobRequest, is_job_id
 from tasks.shipped_code import shipped_code
@@ -112,7 +112,7 @@ class RayJobs:
 
         watcher: receives the progress while the cluster starts, and may cancel.
         stopped: the id of a job that is being stopped, which is never attached to: if it has not started yet, it ends
-        as soon as it does.
+        as soon as it does. The next job has a higher number, also on a cluster that does not know that one.
         Raises StageError if the cluster rejects the job or its nodes could never hold it, JobEndedError if the cluster
         is lost or none of its nodes comes, JobCancelledError if `watcher` cancels.
         """
@@ -122,7 +122,8 @@ class RayJobs:
             newest = f"{request.id_prefix}{attempt}"
             if status is not None and not status.is_terminal() and newest != stopped:
                 return newest, True
-            job_id = f"{request.id_prefix}{attempt + 1}"
+            last = int(stopped.removeprefix(request.id_prefix)) if stopped else 0
+            job_id = f"{request.id_prefix}{max(attempt, last) + 1}"
             try:
                 self._call(partial(self._submit, job_id, request))
             except RuntimeError as error:
@@ -163,13 +164,18 @@ class RayJobs:
     def stop(self, job_id: str, *, timeout: float | None = None) -> str:
         """Stop the job, wait until it has ended, and return its final status. A no-op if it has ended already.
 
+        A job that ended with an earlier cluster at this address, which this one does not know, is STOPPED.
+
         timeout: in seconds; by default 25 and those that it has for a checkpoint. A job that is still PENDING after it
         is left to Ray, which stops it as soon as it starts.
         Raises StageError if it lives on, JobEndedError if the cluster is lost.
         """
         timeout = 25.0 + grace_seconds() if timeout is None else timeout
         deadline = time.monotonic() + timeout
-        variables = (self._details(job_id).runtime_env or {}).get("env_vars", {})
+        try:
+            variables = (self._details(job_id).runtime_env or {}).get("env_vars", {})
+        except JobUnknownError:
+            return str(JobStatus.STOPPED)
         if package := variables.get(forwarding.NAME_VARIABLE):
             self._call(lambda: self._discard_variables(package))
         while True:
@@ -275,7 +281,7 @@ class RayJobs:
         except RuntimeError as error:
             if "status code 404" not in str(error):
                 raise StageError(f"Ray does not say how the job {job_id} is: {in_one_line(error)}") from error
-            raise JobEndedError(
+            raise JobUnknownError(
                 f"the Ray cluster at {self.address} no longer knows the job {job_id}: its head was restarted; "
                 "run again, finished stages are reused"
             ) from error

@@ -165,6 +165,21 @@ def test_cancelled_then_stopped(jobs: RayJobs) -> None:
         jobs.follow(job_id, Watcher())
 
 
+def test_a_job_that_was_stopped_on_an_earlier_cluster_is_submitted_again(jobs: RayJobs, tmp_path: Path) -> None:
+    """As on a requeued Slurm job, whose Ray head has the address of the one before. Another run attaches to it."""
+    request, store = python("import time; time.sleep(3); print('again')", "d1"), LocalStore(tmp_path / "store")
+    before = f"{request.id_prefix}1"
+    cancelled = Follower(store, request.id_prefix, "cancelled")
+    cancelled.join()
+    assert cancelled.leave_and_stop(before)
+    runs = {name: (Watcher(), Follower(store, request.id_prefix, name)) for name in ("one", "two")}
+    with ThreadPoolExecutor() as threads:
+        computed = [threads.submit(_compute, request, jobs, *run) for run in runs.values()]
+        assert [one.result() for one in computed] == [None, None]
+    assert {job for watcher, _ in runs.values() for job, _ in watcher.jobs} == {f"{request.id_prefix}2"}
+    assert [watcher.lines for watcher, _ in runs.values()] == [["again"], ["again"]]
+
+
 def test_a_job_that_no_node_could_hold_is_refused(jobs: RayJobs) -> None:
     huge = replace(python("", "e0"), cpus=1000.0)
     with pytest.raises(
