@@ -29,6 +29,8 @@ def forked_children() -> Iterator[None]:
         environment = {**os.environ, **given}  # the fork has that of its server
         return ProcessPoolExecutor(workers, FORKS, _begin, (initializer, environment, output))
 
+    with ProcessPoolExecutor(1, FORKS) as pool:
+        pool.submit(int).result()  # their server prints while it imports, which is not the output of a test
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child_process, "ProcessPoolExecutor", executor)
         yield

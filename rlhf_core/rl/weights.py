@@ -18,14 +18,16 @@ WeightSource = Literal["live", "average"]
 def never_changed(layout: Mapping[str, Tensor]) -> frozenset[str]:
     """Return the tensors that no update changes, nor any other of their block, which an engine may fuse with them.
 
-    layout: trained tensors need gradients. The block of `layers.0.mlp.up_proj.weight` is `layers.0.mlp`.
+    layout: trained tensors need gradients. The block of `layers.0.mlp.up_proj.weight` is `layers.0.mlp`; all experts of
+    a layer are one.
     """
     changed = {_block(name) for name, tensor in layout.items() if tensor.requires_grad}
     return frozenset(name for name in layout if _block(name) not in changed)
 
 
 def _block(name: str) -> str:
-    return ".".join(name.split(".")[:-2])
+    stack, _, of_an_expert = name.rpartition(".experts.")
+    return stack if of_an_expert and stack else ".".join(name.split(".")[:-2])
 
 
 class WeightAverage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from rlhf_core.rollout.shards import Shard
 
 _PLAIN_BACKENDS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
+_STACK = ".experts."
 _DIGIT = 128  # integers up to it are exact in every weight dtype
 
 
@@ -42,14 +43,16 @@ def choose_kernels_as_without_adapters() -> None:
     module.select_unquantized_moe_backend = select
 
 
-def forget_kernels(model: nn.Module) -> None:
-    """Make vLLM pack the experts again at the next reload, as at its start.
+def forget_kernels(model: nn.Module, unchanged: Iterable[str]) -> None:
+    """Make vLLM pack the experts again at the next reload, as at its start, except for those of `unchanged` tensors.
 
     On CPU experts compute with packed weights, which vLLM packs when it builds their kernel. A reload does not rebuild
-    an existing kernel, which would then read plain weights as packed ones without an error; it builds a missing one.
+    an existing kernel, which would then read plain weights as packed ones without an error; it builds a missing one
+    once weights of it are loaded.
     """
-    for _, layer in experts_of(model):
-        if isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
+    kept = {name.rpartition(_STACK)[0] for name in unchanged if _STACK in name}
+    for name, layer in experts_of(model):
+        if name.rpartition(_STACK)[0] not in kept and isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
             layer.quant_method.moe_kernel = None
 
 

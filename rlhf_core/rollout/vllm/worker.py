@@ -64,7 +64,7 @@ class PublishedWeights:
             take_all(self._recorded(self._initial(manifest.unchanged), layers, version=0))
             self._knows_unchanged = True
         if current_platform.is_cpu():
-            forget_kernels(model)
+            forget_kernels(model, manifest.unchanged)
         weights = self._recorded(transport.receive(manifest, worker.rank), layers, manifest.version)
         worker.reload_weights(weights_iterator=weights)
         take_all(weights)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from rlhf_core.artifacts.manifest import Kind
@@ -16,6 +17,7 @@ from rlhf_core.models.quantisation import write_rounded
 from rlhf_core.rl.hybrid import OwnDevices
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
+from rlhf_core.rl.weights import never_changed
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engines import hand_over
@@ -172,3 +174,10 @@ def test_a_tied_head_is_not_sent(tmp_path: Path) -> None:
     ours, _ = trainer(over("collective", rl_config("grpo")), tied, tmp_path)
     assert ours.digests().keys() == weights_of(tied).keys()
     assert "lm_head.weight" not in ours.digests()
+
+
+def test_the_experts_of_a_layer_change_together() -> None:
+    """An engine stacks them in one tensor, with which it computes."""
+    names = [f"layers.{layer}.mlp.experts.{expert}.up_proj.weight" for layer in range(2) for expert in range(2)]
+    layout = {name: torch.zeros(1, requires_grad=name == names[1]) for name in names}
+    assert never_changed(layout) == {*names[2:]}

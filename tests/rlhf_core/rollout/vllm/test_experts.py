@@ -110,7 +110,7 @@ def keep_kernels(worker: Any) -> None:
     from rlhf_core.rollout.vllm import worker as vllm_worker
 
     worker.packed_before = vllm_worker.forget_kernels
-    vllm_worker.forget_kernels = lambda model: None
+    vllm_worker.forget_kernels = lambda model, unchanged: None
 
 
 def rebuild_kernels(worker: Any) -> None:
