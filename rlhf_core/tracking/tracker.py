@@ -7,7 +7,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -15,6 +16,8 @@ from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from rlhf_core.config.tracking import TRACKERS, TrackingConfig
+from rlhf_core.errors import reason_of
+from rlhf_core.system.stopping import STOPS
 from rlhf_core.tracking.protocol import METRICS_FILE, TRACKING_FOLDER
 
 OTHERS = "others"  # the folder of trackers of plugins, one in it for each
@@ -62,7 +65,8 @@ class Tracker:
         if self._sinks is None:
             self._sinks = list(self._start_sinks())
         for sink in self._sinks:
-            sink.log(step, unix_time, metrics)
+            with _until_a_stop(sink):
+                sink.log(step, unix_time, metrics)
 
     def logged(self) -> bytes:
         """Return the lines written so far."""
@@ -86,7 +90,8 @@ class Tracker:
     def close(self) -> None:
         self._file.close()
         for sink in self._sinks or []:
-            sink.close()
+            with _until_a_stop(sink):
+                sink.close()
         self._sinks = []
 
     def keep(self, folder: Path) -> None:
@@ -130,6 +135,19 @@ class About:
     run_id: str
     key: str
     config: Mapping[str, Any]
+
+
+@contextmanager
+def _until_a_stop(sink: Sink) -> Iterator[None]:
+    """Drop errors of `sink` once the job is to stop: the signal ended the sink's own processes too, and must not cost
+    the checkpoint. A job that resumes logs all lines again.
+    """
+    try:
+        yield
+    except Exception as error:
+        if STOPS.requested is None:
+            raise
+        print(f"{type(sink).__name__} has ended with the stop of the job: {reason_of(error)}", flush=True)
 
 
 class TensorBoard:

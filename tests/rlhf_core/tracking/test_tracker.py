@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
+import wandb
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 
 from rlhf_core.config.tracking import TrackingConfig
+from rlhf_core.system.stopping import STOPS, Stop
 from rlhf_core.tracking.tracker import Tracker
 
 
@@ -85,6 +89,29 @@ def test_a_restored_run_has_the_killed_ones_lines_once(tmp_path: Path) -> None:
     assert [(step, tag) for step, _, tag, _ in logged] == [(1, "loss"), (1, "kl"), (2, "loss")]
     assert logged[0][1] == lines[0]["time"]
     assert logged[1][3] != logged[1][3]  # NaN
+
+
+@pytest.mark.parts
+def test_the_stop_of_a_job_ends_wandb_and_not_its_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sends its signal to all processes of a job, and the stage has its step and a checkpoint to finish."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    before = psutil.Process().children(recursive=True)
+    tracker = _tracker(tmp_path, wandb=True)
+    tracker.log(1, {"loss": 0.5})
+    ended = [process for process in psutil.Process().children(recursive=True) if process not in before]
+    for process in ended:
+        process.kill()
+    psutil.wait_procs(ended, timeout=10)
+    try:
+        with pytest.raises(ConnectionError):  # a few are taken by the connection's buffer
+            [tracker.log(step, {"loss": 0.25}) for step in range(2, 50)]
+        monkeypatch.setattr(STOPS, "requested", Stop("the job was stopped"))
+        tracker.log(50, {"loss": 0.125})
+        assert json.loads(tracker.logged().splitlines()[-1])["loss"] == 0.125
+        tracker.close()
+    finally:
+        with suppress(ConnectionError):
+            wandb.teardown()
 
 
 @pytest.mark.parts
