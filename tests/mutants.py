@@ -75,7 +75,7 @@ def judge(mutant: Mutant, checkout: Path) -> Verdict:
         file.write_text(text, encoding="utf-8")
     if done.returncode not in (0, _TESTS_FAILED):
         raise RuntimeError(f"pytest ended with status {done.returncode}:\n{done.stdout}")
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - |$)", done.stdout, re.MULTILINE)
     return Verdict(failed[1] if failed else "", time.monotonic() - began)
 
 
