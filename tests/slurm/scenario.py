@@ -26,7 +26,7 @@ from tests.services import S3Server, store_of_runs
 from tests.slurm.daemons import ADDRESSES, Slurm
 
 SECONDS = 2400.0
-STEPS = int(os.environ.get("SLURM_STEPS", "4000"))  # so many that the time limit comes in the middle
+STEPS = int(os.environ.get("SLURM_STEPS", "2000"))  # so many that the time limit comes in the middle
 CPUS = 4
 NOTICE = 300
 # One rank on each node. No checkpoint is due before the end.
