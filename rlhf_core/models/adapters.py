@@ -139,16 +139,13 @@ def load_adapter(model: Any, folder: Path, **options: Any) -> PeftModel:
     """
     from peft import PeftModel, get_peft_model_state_dict
 
+    stored = adapter_shapes(folder)
     try:
-        with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
-            stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         brought = _brought_embeddings(model, stored)
         _resize(model, {end: stored[name][0] for name, end in brought.items()}, folder)
         adapted = PeftModel.from_pretrained(model, str(folder), use_safetensors=True, **options)
     except (OSError, KeyError, TypeError, RuntimeError, ValueError, SafetensorError) as error:
-        raise StageError(
-            f"{folder}: this adapter does not fit the model that it is put on ({reason_of(error)})"
-        ) from error
+        raise _unfit(folder, error) from error
     adapter, with_ends = (
         {n: tuple(t.shape) for n, t in get_peft_model_state_dict(adapted, save_embedding_layers=ends).items()}
         for ends in (False, bool(brought))
@@ -163,6 +160,19 @@ def load_adapter(model: Any, folder: Path, **options: Any) -> PeftModel:
             f"{stored.get(name, 'absent')} in {ADAPTER_WEIGHTS} and {expected.get(name, 'absent')} in the model"
         )
     return adapted
+
+
+def adapter_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of the adapter in `folder`. Raises StageError if its file cannot be read."""
+    try:
+        with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise _unfit(folder, error) from error
+
+
+def _unfit(folder: Path, error: Exception) -> StageError:
+    return StageError(f"{folder}: this adapter does not fit the model that it is put on ({reason_of(error)})")
 
 
 def _brought_embeddings(model: Any, names: Iterable[str]) -> dict[str, nn.Module]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rlhf_core.errors import StageError, reason_of
-from rlhf_core.models.adapters import load_adapter
-from rlhf_core.models.folders.adapter_check import adapter_problems, has_plain_factors
+from rlhf_core.models.adapters import adapter_shapes, load_adapter
+from rlhf_core.models.folders.adapter_check import adapter_problems, has_plain_factors, scaling_of
 from rlhf_core.models.folders.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, copy_tokenizer, stored_dtype
 from rlhf_core.models.folders.headers import read_object
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype, write_folder
@@ -41,12 +41,14 @@ class MergedWeights:
         self._folder, self._scaling, self._dtype = model_folder, scaling, dtype
         self._factors, self._norms, self._saved = _factors(adapter), _norms(adapter), _saved(adapter)
         self.layout = merged_layout(model_folder, dtype)
-        if unknown := _shapes(adapter).keys() - self.layout.keys():
+        shapes = {name: torch.Size((b.shape[0], a.shape[1])) for name, (a, b) in self._factors.items()}
+        shapes |= {name: tensor.shape for name, tensor in self._saved.items()}
+        if unknown := shapes.keys() - self.layout.keys():
             raise StageError(
                 f"the adapter changes {', '.join(sorted(unknown)[:3])}, which the model's folder does not have: "
                 "set rollout.serve_adapter to adapter, or lora.target_modules to other layers"
             )
-        for name, shape in _shapes(adapter).items():
+        for name, shape in shapes.items():
             if shape != self.layout[name].shape:
                 raise StageError(f"the adapter's change of {name} is {tuple(shape)}, the weight itself "
                                  f"{tuple(self.layout[name].shape)}")  # fmt: skip
@@ -93,12 +95,6 @@ def _factors(adapter: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
-def _shapes(adapter: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """Return the shape of each change, by the weight's name in the base model."""
-    products = {name: torch.Size((b.shape[0], a.shape[1])) for name, (a, b) in _factors(adapter).items()}
-    return products | {name: tensor.shape for name, tensor in _saved(adapter).items()}
-
-
 def _adapted(adapter: Iterable[str]) -> set[str]:
     """Return the modules that have LoRA factors, by the names of the adapter's tensors."""
     return {name.rpartition(".lora_")[0] for name in adapter if ".lora_" in name}
@@ -139,8 +135,7 @@ def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) ->
         raise StageError(f"{adapter_folder}: {problem}")
     dtype = torch_dtype(stored_dtype(model_folder))
     if has_plain_factors(config) and (adapter := _plain_adapter(model_folder, adapter_folder)):
-        scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
-        merged = MergedWeights(model_folder, adapter, scaling, dtype)
+        merged = MergedWeights(model_folder, adapter, scaling_of(config), dtype)
         save_model(
             require_fit(model_folder, "causal"), merged.layout, _finite(merged, adapter_folder), out_folder, None
         )
@@ -159,13 +154,12 @@ def _plain_adapter(model_folder: Path, adapter_folder: Path) -> dict[str, Tensor
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     inner = {name: module for name, module in model.named_modules() if all(module is not end for end in ends)}
     linear = {f"{_PREFIX}{name}" for name, module in inner.items() if isinstance(module, nn.Linear)}
-    with safe_open(adapter_folder / ADAPTER_WEIGHTS, framework="pt") as file:
-        names = set(file.keys())
+    names = adapter_shapes(adapter_folder)
     saved = {name.removeprefix(_PREFIX).rpartition(".")[0] for name in names if ".lora_" not in name}
     if not (_adapted(names) <= linear and saved <= inner.keys()):
         return None
     load_adapter(model, adapter_folder, low_cpu_mem_usage=True)
-    return {name: tensor.float() for name, tensor in read_safetensors(adapter_folder)}
+    return {name: tensor.float() for name, tensor in load_file(adapter_folder / ADAPTER_WEIGHTS).items()}
 
 
 def _finite(weights: Iterable[tuple[str, Tensor]], adapter_folder: Path) -> Iterator[tuple[str, Tensor]]:

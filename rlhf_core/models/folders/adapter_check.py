@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,25 @@ def adapter_problems(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def has_plain_factors(config: Mapping[str, Any]) -> bool:
-    """Whether each change of a causal model's weight is one scaled product of factors. config: adapter_config.json."""
+    """Return True if each change of a causal model's weight is one scaled product of factors.
+
+    config: adapter_config.json.
+    """
     used = {name for name, value in config.items() if value and (name, value) != ("bias", "none")}
     return (
         used <= _PLAIN | _BESIDE
         and config.get("init_lora_weights", True) in _PLAINLY_INITIALISED
         and config.get("task_type") != "SEQ_CLS"
     )
+
+
+def scaling_of(config: Mapping[str, Any]) -> float:
+    """Return the factor of the product of an adapter's factors. config: adapter_config.json.
+
+    alpha / rank (arXiv:2106.09685, section 4.1); rank-stabilised alpha / sqrt(rank) (arXiv:2312.03732).
+    """
+    alpha, rank = config["lora_alpha"], config["r"]
+    return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
 def base_folder(config: Mapping[str, Any]) -> Path | None:

@@ -6,7 +6,6 @@ vLLM mixes this class into its worker (`worker_extension_cls`) and calls it by `
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +16,7 @@ from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
+from rlhf_core.models.folders.adapter_check import scaling_of
 from rlhf_core.models.safetensors_file import read_safetensors, read_shapes
 from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engine import ServedTensor
@@ -115,8 +115,7 @@ class PublishedWeights:
         """Store the adapter in `folder`, with which `served_tensors` compares the active one."""
         settings = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
         self._given_adapter = dict(read_safetensors(Path(folder)))
-        rank = settings["r"]
-        self._adapter_scaling = settings["lora_alpha"] / (math.sqrt(rank) if settings["use_rslora"] else rank)
+        self._adapter_scaling = scaling_of(settings)
 
     def served_tensors(self, whole: bool) -> list[ServedShard]:
         """Return this worker's shards of the model's tensors; with adapters, of those of the adapter, if one is loaded.

@@ -124,6 +124,14 @@ def test_an_adapter_that_is_not_finite_is_refused(untied_folder: Path, tmp_path:
         merge_adapter(untied_folder, tmp_path / "adapter", tmp_path / "merged")
 
 
+def test_an_adapter_file_that_cannot_be_read_is_named(model_folder: Path, tmp_path: Path) -> None:
+    foreign(model_folder, tmp_path / "adapter")
+    path = tmp_path / "adapter" / ADAPTER_WEIGHTS
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(StageError, match=r"/adapter: this adapter does not fit the model that it is put on \("):
+        merge_adapter(model_folder, tmp_path / "adapter", tmp_path / "merged")
+
+
 def test_a_factor_of_no_tensor_of_the_folder_is_named(model_folder: Path) -> None:
     factors = {f"base_model.model.nowhere.lora_{f}.weight": torch.ones(2, 2) for f in "AB"}
     with pytest.raises(
