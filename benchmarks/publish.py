@@ -130,7 +130,6 @@ def measure_transports(repeats: int, gib: float = 1.0) -> dict[str, list[Taken]]
         for name, offered in TRANSPORTS.items():
             digests: dict[str, str] = {}
             with offered(offer) as transport:
-                assert transport is not None
                 began, computed = time.perf_counter(), time.process_time()
                 if transport.concurrent:
                     ours.send((transport, manifest))

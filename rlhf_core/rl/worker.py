@@ -141,6 +141,8 @@ class RLWorker(SnapshotWorker):
         """
         self.withdraw_weights()
         return_freed_memory()  # of the update, since engines may share this node's memory
+        if dist.get_rank() >= self._config.sending_ranks:
+            return None
         layout = self._policy.weight_layout()
         if self._merges:
             layout = merged_layout(self._folders[POLICY], torch_dtype(self._config.engine.dtype), adapter=layout)
@@ -151,9 +153,7 @@ class RLWorker(SnapshotWorker):
             self._config.sending_ranks, self._config.served_lora, rendezvous=partial(host_store, own_host()),
         )  # fmt: skip
         self._offered = self._publishing.enter_context(TRANSPORTS[self._config.rollout.transport](offer))
-        if self._offered is None or dist.get_rank() != 0:
-            return None
-        return self._offered, manifest
+        return (self._offered, manifest) if dist.get_rank() == 0 else None
 
     def send_weights(self, source: WeightSource, transport: Transport, manifest: WeightManifest) -> dict[str, str]:
         """Send the weights to serve; return their digests on rank 0. Every rank must call it."""

@@ -52,12 +52,12 @@ class WeightManifest:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A publish for which a transport is to be opened, on every training rank."""
+    """A publish for which a transport is to be opened, on every rank that sends."""
 
     manifest: WeightManifest
     engines: int
     workers: int  # that receive, of one engine
-    on_gpus: bool  # whether ranks and engines both have GPUs
+    on_gpus: bool  # ranks and engines both have GPUs
     senders: int  # ranks 0 ... senders - 1 have an engine on their device; 1: rank 0 alone sends
     lora: LoraConfig | None  # of an adapter that is served as such
     rendezvous: Callable[[], TCPStore]  # starts a store on rank 0 that engines reach

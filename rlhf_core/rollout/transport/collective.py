@@ -148,14 +148,11 @@ def _nccl_group(store: Any, rank: int, size: int, timeout: timedelta, interface:
 
 
 @contextmanager
-def offered(offer: Offer) -> Iterator[Collective | None]:
-    """Yield the transport of a publish on rank 0, which holds its rendezvous store until the end.
+def offered(offer: Offer) -> Iterator[Collective]:
+    """Yield the transport of a publish, and hold its rendezvous store until the end.
 
     Raises StageError if it is to go over NCCL, and this process has no GPU.
     """
-    if own_rank() != 0:
-        yield None
-        return
     if offer.on_gpus and not torch.cuda.is_available():
         raise StageError("rollout.transport is collective, over NCCL, and this process has no GPU; set folder")
     store = offer.rendezvous()

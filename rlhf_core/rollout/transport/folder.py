@@ -61,11 +61,8 @@ class SharedFolder:
 
 
 @contextmanager
-def offered(offer: Offer) -> Iterator[SharedFolder | None]:
-    """Yield the transport of a publish on rank 0, whose folder is removed at the end."""
-    if own_rank() != 0:
-        yield None
-        return
+def offered(offer: Offer) -> Iterator[SharedFolder]:
+    """Yield the transport of a publish, whose folder is removed at the end."""
     with weights_folder(offer.manifest.num_bytes) as folder:
         yield SharedFolder(folder, offer.lora)
 

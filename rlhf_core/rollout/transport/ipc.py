@@ -212,14 +212,11 @@ def _content(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def offered(offer: Offer) -> Iterator[SharedBuffers | None]:
-    """Yield the transport of a publish, on every rank that sends; its sockets are closed at the end."""
+def offered(offer: Offer) -> Iterator[SharedBuffers]:
+    """Yield the transport of a publish, whose sockets are closed at the end. Several senders are all ranks."""
     names = [secrets.token_hex(16)]
     if offer.senders > 1:
         dist.broadcast_object_list(names)
-    if own_rank() >= offer.senders:
-        yield None
-        return
     device: Device = "cuda" if offer.on_gpus else "cpu"
     transport = SharedBuffers(names[0], device, offer.engines, offer.workers, offer.senders)
     with transport.listening():

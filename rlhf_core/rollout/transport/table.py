@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from rlhf_core.rollout.transport import collective, folder, ipc
 from rlhf_core.rollout.transport.base import Offer, Transport
 
-# Each yields the transport of one publish, and releases its resources at the end; None on ranks that have no part.
-TRANSPORTS: Mapping[str, Callable[[Offer], AbstractContextManager[Transport | None]]] = {
+# Each yields the transport of one publish, on every rank that sends, and releases its resources at the end.
+TRANSPORTS: Mapping[str, Callable[[Offer], AbstractContextManager[Transport]]] = {
     "folder": folder.offered,
     "collective": collective.offered,
     "ipc": ipc.offered,
