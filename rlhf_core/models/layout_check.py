@@ -146,10 +146,11 @@ def _without_tree(
         [rows is None, packed is None, packed is not None and indexed is None], device
     )
     if not (in_rows or by_position or by_index):
+        attention = model.config._attn_implementation
         raise StageError(
             f"{type(model).__name__} gives different results for batched and single sequences, so it cannot be "
             f"trained: packing {packed}; padding {rows}"
-            + ("; set engine.attention: sdpa" if "fl" in model.config._attn_implementation else "")
+            + ("; set engine.attention: sdpa" if attention == FLEX or "flash" in attention else "")
         )
     return Layouts("positions" if by_position else "indices" if by_index else None, rows=in_rows), packed
 
@@ -249,7 +250,7 @@ def _require_known_masks(model: Any, windows: Sequence[int | None], *, forwards:
 
 
 def _has_other_windows(model: Any, windows: Sequence[int | None], *, forwards: int = 1) -> bool:
-    """Whether calls of attention in so many forwards had other windows than those of the config's layers."""
+    """Return True if calls of attention in so many forwards had other windows than those of the config's layers."""
     return sum(window is not None for window in windows) != _windowed_layers(model) * forwards
 
 

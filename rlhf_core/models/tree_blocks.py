@@ -21,7 +21,7 @@ from rlhf_core.models.token_tree import Segment
 BLOCK = 128  # tokens; the least that kernels of FlexAttention take well
 _SIZES = 4  # between a power of two and the next
 
-# Of the numbers of a sequence of the batch, a head, a query and a key, whether the query sees the key.
+# (sequence, head, query, key), all numbers: True if the query sees the key.
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 

@@ -26,8 +26,8 @@ def never_changed(layout: Mapping[str, Tensor]) -> frozenset[str]:
 
 
 def _block(name: str) -> str:
-    stack, _, of_an_expert = name.rpartition(".experts.")
-    return stack if of_an_expert and stack else ".".join(name.split(".")[:-2])
+    stack = name.rpartition(".experts.")[0]
+    return stack or ".".join(name.split(".")[:-2])
 
 
 class WeightAverage:

@@ -284,7 +284,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
 
     @property
     def publishes_on_gpus(self) -> bool:
-        """Whether weights go from GPU to GPU, with rollout.transport: collective or ipc."""
+        """True if ranks and engines both have GPUs, between which rollout.transport collective and ipc send weights."""
         return bool(self.placement.gpus_per_worker and self.rollout.gpus_per_engine)
 
     @property

@@ -10,9 +10,8 @@ def require_transport(placement: Placement, rollout: RolloutEngineConfig, *, hyb
     """Raise ValueError if `rollout.transport` cannot bring weights, or adapters, to the engines."""
     gpus = f"placement.gpus_per_worker={placement.gpus_per_worker:g}"
     gpus = f"{gpus} and rollout.gpus_per_engine={rollout.gpus_per_engine:g}"
-    on_gpus = placement.gpus_per_worker or rollout.gpus_per_engine
     if rollout.transport == "ipc":
-        if on_gpus and not hybrid:
+        if (placement.gpus_per_worker or rollout.gpus_per_engine) and not hybrid:
             raise ValueError(
                 f"rollout.transport is ipc, but without hybrid no rank and engine are on one device ({gpus}), where "
                 "alone a handle of its memory is valid; set hybrid, or collective"

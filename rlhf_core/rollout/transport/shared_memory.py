@@ -21,7 +21,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A buffer as another process is told of it: fields for JSON, and descriptors, which a socket passes on."""
+    """Fields for JSON and file descriptors for a socket, with which another process opens a buffer."""
 
     fields: Sequence[int | str]
     descriptors: Sequence[int] = ()

@@ -1,4 +1,4 @@
-"""What test_transport.py runs: `python -m tests.rlhf_core.rollout.broadcasts collective`, or ipc.
+"""The processes of test_transport.py: `python -m tests.rlhf_core.rollout.broadcasts collective`, or ipc.
 
 A rank sends to two engines, each in a process of its own, undisturbed and with one fault after the other; prints as
 JSON how each process ended, and after how many seconds.

@@ -85,7 +85,7 @@ class _Operators(TorchDispatchMode):
 
 
 def _counts(name: str, args: Any, kwargs: Any) -> bool:
-    """Whether the size of the result depends on values."""
+    """Return True if the size of the result depends on values."""
     if name == "repeat_interleave":
         return kwargs.get("output_size") is None and isinstance(args[-1], Tensor)
     if name in ("index", "index_put", "index_put_", "_index_put_impl_"):

@@ -78,7 +78,7 @@ def test_a_step_reads_as_often_with_more_micro_batches(
 
 
 def test_a_batch_that_does_not_know_its_host_is_copied_back() -> None:
-    """What makes the test above fail where a batch is changed on the device."""
+    """A changed batch has no copy in host memory, which makes the test above fail."""
     policy, reads = checked(TREE), DeviceReads()
     put(reads, policy)
     batch = reads.batch(BATCH)
