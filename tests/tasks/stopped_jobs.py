@@ -23,7 +23,7 @@ from tasks.stage import _compute
 from tests.rlhf_core.stages.rl_jobs import results, specified
 from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, conversations, dataset
 
-STEPS = 150
+STEPS = 600  # 20 s and more: the hook of a drained node takes 8 s to start
 CONFIG = SFTConfig(
     dataset="d", batch_size=4, epochs=STEPS // 3, max_length=32, optimizer=OPTIMIZER, engine=ENGINE, log_every=1,
     placement=Placement(cpus_per_worker=2.0, threads=1),
