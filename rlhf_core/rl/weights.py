@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
-import torch.distributed as dist
 from torch import Tensor
 
+from rlhf_core.training.divided import DividedTensors
 from rlhf_core.training.engine import TrainingEngine
-from rlhf_core.training.state import RankState, copy_into
+from rlhf_core.training.state import RankState
 
 WeightSource = Literal["live", "average"]
 
@@ -31,34 +31,31 @@ def _block(name: str) -> str:
 
 
 class WeightAverage:
-    """Exponential moving average of the trained weights, in float32 in rank 0's host memory, initialised from the
-    starting weights.
+    """Exponential moving average of the trained weights, in float32, divided over the ranks' host memory.
 
-    Implements training.state.Stateful. Every rank must call every method.
+    Initialised from the starting weights. Implements training.state.Stateful. Every rank must call every method.
     """
 
     def __init__(self, engine: TrainingEngine, decay: float) -> None:
         self._engine = engine
         self._decay = decay
-        first = dist.get_rank() == 0
-        # Gathering is collective; only rank 0 keeps copies.
-        self._average = {name: w.cpu().clone() if first else w.new_empty(0) for name, w in engine.master_weights()}
+        self._average = DividedTensors({n: w.new_empty(w.shape, device="meta") for n, w in engine.master_weights()})
+        self._average.fill(engine.master_weights())
 
     def update(self) -> None:
         """Update after an optimizer step: average ← decay · average + (1 - decay) · weights."""
         for name, weight in self._engine.master_weights():
-            if dist.get_rank() == 0:
-                self._average[name].lerp_(weight.cpu(), 1 - self._decay)
+            if name in self._average.own:
+                self._average.own[name].lerp_(weight.cpu(), 1 - self._decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Compute with the average inside the context."""
-        with self._engine.replaced(self._average if dist.get_rank() == 0 else None):
+        with self._engine.replaced(self._average):
             yield
 
     def state(self) -> RankState:
-        return RankState(shared=dict(self._average)) if dist.get_rank() == 0 else RankState()
+        return self._average.state()
 
     def load_state(self, state: RankState) -> None:
-        if dist.get_rank() == 0:
-            copy_into(self._average, state.shared)
+        self._average.load_state(state)

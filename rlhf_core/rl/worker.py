@@ -65,7 +65,7 @@ class RLWorker(SnapshotWorker):
         if config.settings.moe_coefficient > 0:
             experts_per_token(self._causal)
         self._average = None if config.ema_decay is None else WeightAverage(self._policy, config.ema_decay)
-        self._kept = KeptWeights()
+        self._kept = KeptWeights(self._policy.weight_layout()) if config.keeps_best else None
         seed_rank(context.seed)
 
     @property
@@ -89,7 +89,7 @@ class RLWorker(SnapshotWorker):
         parts: dict[str, Stateful] = {name: engine for name, engine in self._engines.items() if engine.is_trained}
         if self._average is not None:
             parts["average"] = self._average
-        if self._config.keeps_best:
+        if self._kept is not None:
             parts["kept"] = self._kept
         return parts
 
@@ -205,6 +205,7 @@ class RLWorker(SnapshotWorker):
 
     def keep_weights(self, source: WeightSource) -> None:
         """Copy the policy; `save` writes the copy kept last. Every rank must call it."""
+        assert self._kept is not None
         with self._using(source):
             self._kept.keep(self._policy.weights())
 
@@ -237,7 +238,7 @@ class RLWorker(SnapshotWorker):
     def save(self, folder: Path) -> None:
         """Write the policy as a folder that transformers (with LoRA: peft) loads: the kept weights, else the average,
         else the current ones. Rank 0 writes; every rank must call it."""
-        if self._config.keeps_best:
+        if self._kept is not None:
             write_model(self._policy, folder, self._folders[POLICY], self._kept)
         else:
             self.save_current(folder)

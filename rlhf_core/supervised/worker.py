@@ -48,7 +48,7 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
             self.build_model(), engine=config.engine, optimizer=config.optimizer, total_steps=total_steps,
             dropout=config.dropout,
         )  # fmt: skip
-        self._kept = KeptWeights()
+        self._kept = KeptWeights(self.engine.weight_layout()) if config.keeps_best else None
         seed_rank(context.seed)
 
     @abstractmethod
@@ -76,7 +76,7 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
 
     def parts(self) -> Mapping[str, Stateful]:
         trained: dict[str, Stateful] = {"model": self.engine}
-        return trained | {"kept": self._kept} if self.config.keeps_best else trained
+        return trained if self._kept is None else trained | {"kept": self._kept}
 
     def shares_prompts(self) -> bool:
         """True if the model computes a common prefix of a micro-batch's sequences once."""
@@ -110,10 +110,11 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
         return self.loss(model, batch, shard)[1]
 
     def keep_weights(self) -> None:
-        """Copy the current weights: the last copy is written by `save` if the best weights are to be kept.
+        """Copy the current weights, since the best ones are to be kept: `save` writes the last copy.
 
         A collective call: every rank must make it.
         """
+        assert self._kept is not None
         self._kept.keep(self.engine.weights())
 
     def save(self, folder: Path) -> None:
@@ -122,7 +123,7 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
 
         A collective call: every rank must make it.
         """
-        write_model(self.engine, folder, self.folder, self._kept if self.config.keeps_best else None)
+        write_model(self.engine, folder, self.folder, self._kept)
 
 
 def divider(

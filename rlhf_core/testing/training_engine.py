@@ -121,7 +121,7 @@ class TrainingEngineContract:
         assert {weight.dtype for weight in masters.values()} == {torch.float32}
         _require_equal(masters, before)
         zeros = {name: torch.zeros_like(weight) for name, weight in masters.items()}
-        with engine.replaced(zeros):
+        with engine.replaced(zeros.items()):
             _require_equal(_weights(engine), zeros)
         _require_equal(_weights(engine), before)
 

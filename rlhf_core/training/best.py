@@ -1,15 +1,18 @@
-"""The best validation of a run: its step and metrics in the driver, its weights on rank 0."""
+"""The best validation of a run: its step and metrics in the driver, its weights divided over the ranks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-import torch.distributed as dist
+import torch
 from torch import Tensor
 
-from rlhf_core.training.state import RankState
+from rlhf_core.errors import StageError
+from rlhf_core.training.divided import DividedTensors
+from rlhf_core.training.state import RankState, copy_into
 
 
 class Best:
@@ -46,24 +49,34 @@ class Best:
 
 
 class KeptWeights:
-    """A copy of the weights in rank 0's host memory. Implements training.state.Stateful.
+    """A copy of the weights, divided over the ranks' host memory. Implements training.state.Stateful.
 
-    The copy is part of rank 0's own state, so that no other rank downloads it on resume.
+    Every rank must call every method.
     """
 
-    def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}  # by name in the model's folder; empty on other ranks
+    def __init__(self, layout: Mapping[str, Tensor]) -> None:
+        """layout: TrainingEngine.weight_layout."""
+        self._tensors = DividedTensors(layout)
+        self._kept = torch.tensor(False)
 
     def keep(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy `weights`, as yielded by TrainingEngine.weights. Every rank must call it."""
-        for name, tensor in weights:
-            if dist.get_rank() == 0:
-                self.tensors[name] = tensor.detach().cpu().clone()  # one at a time: never two full copies
+        """Copy `weights`, as yielded by TrainingEngine.weights."""
+        self._tensors.fill(weights)
+        self._kept.fill_(True)
+
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
+        """Return the copy as TrainingEngine.weights does. Raises StageError if there is none."""
+        if not self._kept:
+            raise StageError("no weights were kept: no validation of this run was finite")
+        return self._tensors
+
+    @property
+    def layout(self) -> Mapping[str, Tensor]:
+        return self._tensors.layout
 
     def state(self) -> RankState:
-        return RankState(own=dict(self.tensors))
+        return replace(self._tensors.state(), shared={"is_kept": self._kept})
 
     def load_state(self, state: RankState) -> None:
-        if dist.get_rank() == 0:
-            # Loaded tensors are views of the mapped file, which they would keep open.
-            self.tensors = {name: tensor.clone() for name, tensor in state.own.items()}
+        copy_into({"is_kept": self._kept}, state.shared)
+        self._tensors.load_state(state)

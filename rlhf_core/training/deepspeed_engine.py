@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, replace
 from functools import partial
@@ -218,7 +218,7 @@ class DeepSpeedEngine:
     def master_weights(self) -> Iterator[tuple[str, Tensor]]:
         return master_weights(self._wrapped, zero_stage=self._config.sharding)
 
-    def replaced(self, weights: Mapping[str, Tensor] | None) -> AbstractContextManager[None]:
+    def replaced(self, weights: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
         return replaced(self._wrapped, weights)
 
     def state(self) -> RankState:

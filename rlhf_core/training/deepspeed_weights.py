@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlhf_core.models.sharded_loading import full_shape
 from rlhf_core.models.stored import saved_weights, stored_groups, stored_state
 from rlhf_core.models.tensor_parallel import cut_of, whole
 from rlhf_core.training.deepspeed_settings import import_deepspeed
+from rlhf_core.training.divided import DividedTensors
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -27,10 +28,14 @@ def stored_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield from stored_state(model, {name: whole(live[name]) for name in names}).items()
 
 
-def _gathered(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
-    """Gather the tensors that ZeRO 3 has partitioned on all ranks, within the context."""
+def _gathered(tensors: Sequence[Tensor], *, modified: bool = False) -> AbstractContextManager[Any]:
+    """Gather the tensors that ZeRO 3 has partitioned on all ranks, within the context.
+
+    modified: divide what is in them at exit, which must be equal on all ranks.
+    """
     sharded = [tensor for tensor in tensors if hasattr(tensor, "ds_id")]
-    return import_deepspeed().zero.GatheredParameters(sharded) if sharded else nullcontext()
+    gathered = import_deepspeed().zero.GatheredParameters
+    return gathered(sharded, modifier_rank=0 if modified else None) if sharded else nullcontext()
 
 
 @torch.no_grad()
@@ -44,37 +49,35 @@ def master_weights(model: nn.Module, *, zero_stage: int) -> Iterator[tuple[str, 
 
 
 @contextmanager
-def replaced(model: nn.Module, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
-    """Replace the trained weights by `weights` (rank 0's; None on others) within the context, and restore them at exit.
+def replaced(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
+    """Replace the trained weights by `weights` within the context, and restore them at exit.
 
-    Master weights and optimizer state are not replaced: nothing may be trained meanwhile. Every rank must enter.
+    weights: as of `master_weights`, whole and equal on every rank. Master weights and optimizer state are not replaced:
+    nothing may be trained meanwhile. Every rank must enter.
     """
-    previous = {
-        name: _exchange(p, None if weights is None else weights[name]) for name, p in trained_parameters(model).items()
-    }
+    parameters = trained_parameters(model)
+    previous = DividedTensors({n: p.new_empty(full_shape(p), device="meta") for n, p in parameters.items()})
+    for (name, parameter), (given, value) in zip(parameters.items(), weights, strict=True):
+        if name != given:
+            raise ValueError(f"{given} was given in the place of {name}")
+        _exchange(parameter, value, previous.own.get(name))
     try:
         yield
     finally:
-        for name, parameter in trained_parameters(model).items():
-            _exchange(parameter, previous[name])
+        for name, value in previous:
+            _exchange(parameters[name], value, None)
 
 
 @torch.no_grad()
-def _exchange(parameter: Any, value: Tensor | None) -> Tensor | None:
-    """Set the parameter to `value` (rank 0's) on all ranks; returns its previous value on rank 0."""
+def _exchange(parameter: Any, value: Tensor, before: Tensor | None) -> None:
+    """Set the parameter to the whole `value`, equal on all ranks; copy what it was to `before`."""
     if (cut := cut_of(parameter)) is not None:
         exchanged = cut.whole(parameter.detach())
-        before = exchanged.cpu().clone() if dist.get_rank() == 0 else None
-        if value is not None:
-            exchanged.copy_(value)
-        dist.broadcast(exchanged, src=0)
-        parameter.copy_(cut.part(exchanged))
-        return before
-    sharded = hasattr(parameter, "ds_id")
-    with import_deepspeed().zero.GatheredParameters([parameter], modifier_rank=0) if sharded else nullcontext():
-        before = parameter.detach().cpu().clone() if dist.get_rank() == 0 else None
-        if value is not None:
-            parameter.copy_(value)
-    if not sharded and dist.get_world_size() > 1:
-        dist.broadcast(parameter.data, src=0)
-    return before
+        if before is not None:
+            before.copy_(exchanged)
+        parameter.copy_(cut.part(value))
+        return
+    with _gathered([parameter], modified=True):
+        if before is not None:
+            before.copy_(parameter.detach())
+        parameter.copy_(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -89,10 +89,10 @@ class TrainingEngine(Stateful, Protocol):
     def master_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each full trained weight in float32, by its name in the HF model. Every rank must consume all."""
 
-    def replaced(self, weights: Mapping[str, Tensor] | None) -> AbstractContextManager[None]:
+    def replaced(self, weights: Iterable[tuple[str, Tensor]]) -> AbstractContextManager[None]:
         """Use `weights` instead of the trained weights within the context, in which nothing may be trained.
 
-        weights: by the names of `master_weights`, from rank 0; other ranks pass None.
+        weights: with the names and in the order of `master_weights`, whole and equal on every rank.
         """
 
     def offload(self) -> None:

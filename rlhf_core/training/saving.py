@@ -43,15 +43,13 @@ def write_model(
     """Write the model of `engine`, with LoRA its adapter, to a folder on rank 0's node, one tensor in memory at a time.
 
     kept: weights to write instead of the current ones. Every rank must call it.
-    Raises StageError if `kept` is empty: no validation was finite.
+    Raises StageError if none were kept: no validation was finite.
     """
     model = engine.module.model
     assert isinstance(model, nn.Module)
-    weights = engine.weights() if kept is None else kept.tensors.items()
+    weights = engine.weights() if kept is None else kept.weights()
     if dist.get_rank() != 0:
         for _ in weights:
             pass
         return
-    if kept is not None and not kept.tensors:
-        raise StageError("no weights were kept: no validation of this run was finite")
-    save_model(model, engine.weight_layout() if kept is None else kept.tensors, weights, folder, tokenizer_folder)
+    save_model(model, engine.weight_layout() if kept is None else kept.layout, weights, folder, tokenizer_folder)

@@ -24,7 +24,7 @@ def test_the_average_by_hand(tmp_path: Path) -> None:
         average.update()
         steps.append({name: weight.double().clone() for name, weight in engine.master_weights()})
     first, second, third = steps
-    kept = average.state().shared
+    kept = {name.removeprefix("weight."): tensor for name, tensor in average.state().own.items()}
     for name, tensor in kept.items():
         expected = 0.75 * (0.75 * first[name] + 0.25 * second[name]) + 0.25 * third[name]
         torch.testing.assert_close(tensor.double(), expected, atol=1e-7, rtol=0)
@@ -39,6 +39,6 @@ def test_an_average_goes_on_where_another_was(tmp_path: Path) -> None:
     engine.step([batch()], loss)
     average.update()
     restored.load_state(average.state())
-    assert all(torch.equal(tensor, restored.state().shared[name]) for name, tensor in average.state().shared.items())
+    assert all(torch.equal(tensor, restored.state().own[name]) for name, tensor in average.state().own.items())
     with pytest.raises(StageError, match="is in this run, but not in the checkpoint"):
         restored.load_state(RankState())

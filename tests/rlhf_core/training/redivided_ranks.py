@@ -14,6 +14,8 @@ from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.division import Division
 from rlhf_core.mesh import current_mesh
+from rlhf_core.rl.weights import WeightAverage
+from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.training.best import KeptWeights
 from rlhf_core.training.distributed import join_group
 from rlhf_core.training.snapshots import SnapshotWorker
@@ -45,10 +47,11 @@ class Worker(SnapshotWorker):
             lora=LoraConfig(rank=2, alpha=4.0) if lora else None,
             zero_stage=after_stage if after else before_stage, dtype=dtype,
         )  # fmt: skip
-        self.kept = KeptWeights()
+        self.kept = KeptWeights(self.engine.weight_layout())
+        self.average = WeightAverage(self.engine, 0.5)
 
     def parts(self) -> Mapping[str, Stateful]:
-        return {"policy": self.engine, "kept": self.kept}
+        return {"policy": self.engine, "kept": self.kept, "average": self.average}
 
     def save(self, folder: Path) -> None: ...
 
@@ -87,13 +90,17 @@ def _answers(folder: Path, cases: list[str], action: str) -> Iterator[Answer]:
         if action == "begin":
             worker.steps(2)
             worker.kept.keep(worker.engine.weights())
+            worker.average.update()
             worker.checkpoint(2)
         else:
             torch.manual_seed(123 + current_mesh().rank)
             worker.resume()
             worker.checkpoint({"continue": 3, "return": 4}[action])
         weights = {name: tensor.cpu().clone() for name, tensor in worker.engine.master_weights()}
-        found = {"random": torch.initial_seed(), "kept": sorted(worker.kept.tensors)}
+        with worker.average.in_place():
+            average = {name: tensor_digest(tensor) for name, tensor in worker.engine.weights()}
+        kept = {name: tensor_digest(tensor) for name, tensor in worker.kept.weights()}
+        found = {"random": torch.initial_seed(), "kept": kept, "average": average}
         yield case, found, weights
         yield f"{case}, later", {"losses": [] if action == "return" else worker.steps(2)}, {}
 

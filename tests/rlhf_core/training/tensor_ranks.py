@@ -130,8 +130,7 @@ def replacing(folder: Path) -> Iterator[Answer]:
     engine.step(share(), loss)
     before, masters = weights_of(engine), {name: value.clone() for name, value in engine.master_weights()}
     layout = {name: list(tensor.shape) for name, tensor in engine.weight_layout().items()}
-    given = {name: value.flip(0) for name, value in masters.items()} if current_mesh().rank == 0 else None
-    with engine.replaced(given):
+    with engine.replaced((name, value.flip(0)) for name, value in masters.items()):
         inside = weights_of(engine)
     expected = {name: value.flip(0).bfloat16() for name, value in masters.items()}
     found = {

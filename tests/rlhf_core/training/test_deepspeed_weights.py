@@ -49,7 +49,7 @@ def test_others_in_their_place_and_back(folder: Path, settings: dict[str, object
         other.step([batch()], loss)
     wanted = {name: master.clone() for name, master in other.master_weights()}
     before, own = weights_of(engine), logprobs(engine)
-    with engine.replaced(wanted):
+    with engine.replaced(wanted.items()):
         inside = weights_of(engine)
         assert torch.equal(logprobs(engine), logprobs(other))
     assert all(torch.equal(inside[name], weights_of(other)[name]) for name in inside)
@@ -64,5 +64,5 @@ def test_of_a_lora_model_only_the_adapter(folder: Path) -> None:
     names = [name for name, _ in engine.master_weights()]
     assert len(names) == len(weights_of(engine))
     assert all(".lora_A." in name or ".lora_B." in name for name in names)
-    with engine.replaced({name: torch.full_like(master, 0.5) for name, master in engine.master_weights()}):
+    with engine.replaced([(name, torch.full_like(master, 0.5)) for name, master in engine.master_weights()]):
         assert all(bool((tensor == 0.5).all()) for tensor in weights_of(engine).values())

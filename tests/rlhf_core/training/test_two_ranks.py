@@ -192,8 +192,8 @@ def test_validation_is_over_both_ranks_and_changes_nothing(folder: Path, answers
     one, other = (numbers["validation"] for numbers in answers[0])
     assert one["measured"] == other["measured"] == {"loss": pytest.approx(expected, rel=1e-5)}
     assert (one["unchanged"], other["unchanged"]) == (True, True)
-    assert (len(one["kept"]) > 0, other["kept"]) == (True, [])
-    assert (one["restored"], other["restored"]) == (["restored"], [])
+    assert (one["kept"], other["kept"]) == (True, True)
+    assert 0 < one["own"] < one["all"] == one["own"] + other["own"]
 
 
 @pytest.mark.parametrize("name", ["plain", "sharded"])

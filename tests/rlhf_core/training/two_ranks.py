@@ -31,7 +31,6 @@ from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.distributed import join_group
 from rlhf_core.training.metrics import StepMetrics, over_steps
 from rlhf_core.training.routing import step_routing
-from rlhf_core.training.state import RankState
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.laid_out import LAYOUTS, use_layout
 from tests.rlhf_core.stages.context import LocalContext, local_input
@@ -155,7 +154,7 @@ def communication(rank: int, folder: Path) -> Iterator[Answer]:
     for name, engine in {**engines, "resumed 3": resumed}.items():
         last = engine.step(share(rank, 6), loss)
         other = {key: 1.5 * weight for key, weight in engine.master_weights()}
-        with engine.replaced(other if rank == 0 else None):
+        with engine.replaced(other.items()):
             (replaced,) = engine.forward([batch()], lambda model, part: model(part)[0].sum())
         zero = engine._engine._config.zero_config
         numbers = {"loss": last.means["loss"], "replaced": float(replaced)}
@@ -231,15 +230,16 @@ def validation(rank: int, folder: Path) -> Iterator[Answer]:
     worker.train([shard])
     worker.validate(shard)
     worker.keep_weights()
-    kept = worker._kept.state().own
-    worker._kept.load_state(RankState(own={"restored": torch.ones(1)} if rank == 0 else {}))
+    assert worker._kept is not None
+    kept, at_that_step = {name: tensor.clone() for name, tensor in worker._kept.weights()}, weights_of(worker.engine)
     worker.train([shard])
     torch.set_rng_state(random)
     other.train([shard, shard])
     found = {
         "measured": measured,
-        "kept": sorted(kept),
-        "restored": sorted(worker._kept.state().own),
+        "kept": _equal(at_that_step, kept),
+        "own": sum(tensor.numel() for tensor in worker._kept.state().own.values()),
+        "all": sum(tensor.numel() for tensor in kept.values()),
         "unchanged": _equal(weights_of(worker.engine), weights_of(other.engine)),
     }
     yield "validation", found, {}
