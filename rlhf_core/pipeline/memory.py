@@ -3,7 +3,9 @@
 Per training worker, of a model with P parameters of which T are trained, on n workers, with b bytes per weight:
 
     weights      b P, divided by n at ZeRO stage 3; in linear layers quantised to NF4 4 bits each, and a float32 for 64
-    gradients    4 T (summed in float32), divided by n from stage 2 on
+    gradients    4 T (summed in float32), divided by n from stage 2 on; at stage 3 also a bucket of at most 500 million
+    gathered     b P at stage 3, of at most a billion parameters: DeepSpeed keeps what it has gathered until the
+                 backward pass, for the one model of a worker that computes
     optimizer    8 T for AdamW's two moments, and 4 T for the float32 weights that it updates wherever DeepSpeed keeps
                  a copy of them (bfloat16, or stage 1 and up), divided by n from stage 1 on; none of both on the device
                  with offload_optimizer
@@ -29,12 +31,13 @@ from typing import Any
 
 from rlhf_core.config.base import DTYPE_BYTES, Dtype
 from rlhf_core.config.engines.rollout import RolloutEngineConfig
-from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.engines.training import LARGEST_BUCKET, EngineConfig
 from rlhf_core.config.stages.base import HeldModel, StageConfig
 from rlhf_core.models.folders.caches import caches_all_tokens
 from rlhf_core.models.folders.folder import text_config
 
 _NF4_BYTES = 0.5 + 4 / 64  # of a weight: 4 bits, and its share of its block's float32
+_MOST_GATHERED = 1e9  # parameters, by default of DeepSpeed
 HEAD_CHUNK, KEPT_CHUNKS = 2**24, 4  # of models.logprobs: elements of a chunk, chunks that wait for backward
 
 
@@ -98,9 +101,11 @@ def memory(config: StageConfig, shape: Shape, shapes: Mapping[str, Shape] = Mapp
 
     shapes: those of the models of its other inputs, if known; others are assumed to be as large.
     """
-    groups = [
-        sum(_of_model(held, shapes.get(held.start, shape)) for held in together) for together in config.held_models()
-    ]
+    groups = []
+    for together in config.held_models():
+        held = [(model, shapes.get(model.start, shape)) for model in together]
+        gathered = max((_gathered(*each) for each in held), default=0.0)
+        groups.append(sum(_of_model(*each) for each in held) + gathered)
     dtype = config.model_dtype or "bfloat16"
     engine = 0.0 if config.engines is None else _of_engine(config.engines, shape, dtype)
     return Memory(max(groups, default=0.0), engine)
@@ -116,6 +121,8 @@ def _of_model(held: HeldModel, shape: Shape) -> float:
         return weights
     trained, stage = shape.trained(held.adapter_rank) / engine.tensor_parallel, engine.sharding
     gradients = 4.0 * trained / (workers if stage >= 2 else 1)
+    if stage == 3:
+        gradients += 4.0 * min(trained, _zero_setting(engine, "reduce_bucket_size", LARGEST_BUCKET))
     copied = engine.dtype == "bfloat16" or stage >= 1
     optimizer = (8.0 + (4.0 if copied else 0.0)) * trained / (workers if stage >= 1 else 1)
     on_device = 0.0 if engine.offload_optimizer else optimizer
@@ -127,6 +134,20 @@ def _weights(engine: EngineConfig, parameters: int, workers: float) -> float:
     if engine.offload_parameters:
         return 0.0
     return DTYPE_BYTES[engine.dtype] * parameters / engine.tensor_parallel / (workers if engine.sharding == 3 else 1)
+
+
+def _gathered(held: HeldModel, shape: Shape) -> float:
+    """Return the bytes of weights that ZeRO 3 has gathered."""
+    if held.engine.sharding < 3:
+        return 0.0
+    most = _zero_setting(held.engine, "stage3_max_live_parameters", _MOST_GATHERED)
+    return DTYPE_BYTES[held.engine.dtype] * min(shape.parameters, most)
+
+
+def _zero_setting(engine: EngineConfig, name: str, default: float) -> float:
+    """Return a number of elements that the recipe may pass to DeepSpeed."""
+    passed: Mapping[str, float] = engine.deepspeed.get("zero_optimization", {})
+    return passed.get(name, default)
 
 
 def _kept(engine: EngineConfig, shape: Shape) -> float:

@@ -114,8 +114,10 @@ class DeepSpeedEngine:
             raise StageError("; ".join(f"engine.deepspeed.{name}: {problem}" for name, problem in wrong))
         deepspeed = import_deepspeed()
         shared = SharedLayers.of(model) if self.mesh.tensor > 1 else None
-        parameters = sum(full_shape(p).numel() for p in model.parameters()) if shared is None else shared.num_parameters
-        settings = deepspeed_settings(self._config, self._optimizer_config, parameters)
+        trained = sum(full_shape(p).numel() for p in model.parameters() if p.requires_grad)
+        settings = deepspeed_settings(
+            self._config, self._optimizer_config, trained if shared is None else shared.num_parameters
+        )
         if shared is not None:
             settings["tensor_parallel"] = shared.settings()
         if self._config.zero_stage == 3:

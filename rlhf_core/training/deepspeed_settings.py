@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.engines.training import LARGEST_BUCKET, EngineConfig
 from rlhf_core.config.stages.trained import OptimizerConfig
 
 
@@ -31,7 +31,7 @@ def import_deepspeed() -> Any:
 
 
 def deepspeed_settings(engine: EngineConfig, optimizer: OptimizerConfig | None, parameters: int) -> dict[str, Any]:
-    """Return DeepSpeed's configuration. parameters: number of the model's parameters."""
+    """Return DeepSpeed's configuration. parameters: number of those that are trained."""
     stage = _stage(engine, trained=optimizer is not None)
     settings: dict[str, Any] = {
         # The number of micro-batches varies, and losses are not divided by it: the accumulation boundary is step(), or
@@ -71,8 +71,8 @@ def _stage(engine: EngineConfig, *, trained: bool) -> int:
 
 
 def _zero(engine: EngineConfig, parameters: int, *, trained: bool) -> dict[str, Any]:
-    # Elements. DeepSpeed would allocate its default of 500 million for any model, and rejects odd numbers.
-    bucket = min(parameters + parameters % 2, 500_000_000)
+    # DeepSpeed would allocate its default for any model, and rejects odd numbers.
+    bucket = max(2, min(parameters + parameters % 2, LARGEST_BUCKET))
     zero: dict[str, Any] = {
         "stage": _stage(engine, trained=trained),
         "overlap_comm": engine.overlap_comm,

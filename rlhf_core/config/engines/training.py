@@ -15,7 +15,7 @@ GradientCheckpointing = Annotated[Literal[False, True, "selective"], BeforeValid
 
 _TOKENS_ON_GPU = 16384
 _TOKENS_ON_CPU = 2048  # more take memory, and were slower where it was measured
-
+LARGEST_BUCKET = 500_000_000  # gradients that ranks reduce together, as by default of DeepSpeed
 
 # Settings whose ranks make up a replica together; equal for all models on the same workers.
 SHARED_BY_RANKS = ("sequence_parallel", "tensor_parallel")

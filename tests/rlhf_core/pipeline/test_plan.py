@@ -16,6 +16,7 @@ from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.language_models import SFTConfig
+from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.config.stages.sampled import GenerateConfig
 from rlhf_core.errors import StoreError
 from rlhf_core.graph.graph import build_graph
@@ -186,7 +187,22 @@ def test_memory_by_hand() -> None:
     }
     # 2 bytes of weights; 4 of gradients (float32 here), 12 of the optimizer over 8
     assert needed[2] == pytest.approx(2 * 7.5 + (4 + 12) * 7.5 / 8, rel=1e-3)
-    assert needed[3] == pytest.approx((2 + 4 + 12) * 7.5 / 8, rel=1e-3)
+    # a billion gathered weights, and a float32 bucket of half a billion
+    assert needed[3] == pytest.approx((2 + 4 + 12) * 7.5 / 8 + 2 * 1 + 4 * 0.5, rel=1e-3)
+
+
+def test_memory_of_what_deepspeed_gathers_is_that_of_its_settings() -> None:
+    """Of 10 million parameters; of the two models on the ranks of preference learning one is gathered at a time."""
+    passed = {"zero_optimization": {"reduce_bucket_size": 1_000_000, "stage3_max_live_parameters": 2_000_000}}
+    shape = Shape(10_000_000, 16, 40, 3, 2, 2, 8)
+
+    def worker(**engine: Any) -> float:
+        settings = {"dtype": "float32", "zero_stage": 3, "tokens_per_micro_batch": 1, **engine}
+        section = {"dataset": "x", "batch_size": 8, "max_length": 8, "optimizer": {"learning_rate": 1e-5}}
+        config = PreferenceConfig.model_validate({**section, "losses": {"dpo": {"type": "dpo"}}, "engine": settings})
+        return memory(config, shape).worker
+
+    assert worker() - worker(deepspeed=passed) == 4 * (10e6 - 1e6) + 4 * (10e6 - 2e6)
 
 
 def test_memory_of_a_quantised_base_by_hand() -> None:
