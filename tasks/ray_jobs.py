@@ -304,11 +304,17 @@ class RayJobs:
 
 
 def _stop_variables() -> dict[str, str]:
-    """Return the variables of Ray's supervisor of a job, and of the job, for a stop."""
+    """Return the variables of Ray's supervisor of a job, and of the job, for a stop.
+
+    Ray sends its signal to the job's children too. Those that run user code leave SIGINT to the job, as in a terminal:
+    rewards and environments are needed until the step ends.
+    """
     grace = grace_seconds()
     return {
-        "RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(grace) + _CLEANUP_SECONDS), "ALIGNMENT_STOP_SECONDS": f"{grace:g}"
-    }  # fmt: skip
+        "RAY_JOB_STOP_SIGNAL": "SIGINT",
+        "RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(grace) + _CLEANUP_SECONDS),
+        "ALIGNMENT_STOP_SECONDS": f"{grace:g}",
+    }
 
 
 def _poll_seconds(followed: float) -> float:

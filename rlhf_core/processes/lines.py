@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from json import dumps, loads  # the user's file may replace those of the module
 from pathlib import Path
 from queue import SimpleQueue
@@ -48,16 +48,17 @@ class LineProcess:
         process. descriptors: files that it inherits.
         """
         self._unread = b""
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", *arguments],  # modules are not looked for in its folder
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            cwd=folder,
-            env=_with_our_code() if environment is None else environment,
-            start_new_session=True,
-            pass_fds=descriptors,
-        )
+        with _blocked_interrupts():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", *arguments],  # modules are not looked for in its folder
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=folder,
+                env=_with_our_code() if environment is None else environment,
+                start_new_session=True,
+                pass_fds=descriptors,
+            )
         self._watch = os.pidfd_open(self._process.pid)
 
     @property
@@ -118,6 +119,16 @@ class LineProcess:
     def __del__(self) -> None:
         if hasattr(self, "_watch"):  # else it could not be started
             self.close()
+
+
+@contextmanager
+def _blocked_interrupts() -> Iterator[None]:
+    """Start processes that SIGINT does not end: it stops a job, which needs them until its step ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _with_our_code() -> dict[str, str]:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from types import FrameType
 
 from rlhf_core.actors import forwarding
@@ -28,7 +29,7 @@ def main() -> int:
     parser.add_argument("--stage", required=True)
     parser.add_argument("--key", required=True)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, _stop)
+    _handle_stops(_stop)
     sys.unraisablehook = _stop_again
     escape_unknown_signs()  # a user's error may have some
     try:
@@ -45,11 +46,16 @@ def main() -> int:
     return 0
 
 
+def _handle_stops(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ray's for our jobs, and everybody else's
+        signal.signal(number, handler)
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     if STOPS.between_steps and STOPS.requested is None:
         STOPS.request(Stop("the job was stopped"), grace_seconds())
         return
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
+    _handle_stops(signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     raise KeyboardInterrupt
 
 
@@ -57,7 +63,7 @@ def _stop_again(dropped: sys.UnraisableHookArgs) -> None:
     """Repeat the stop: Python drops exceptions inside a callback of a weak reference or of C code."""
     sys.__unraisablehook__(dropped)
     if issubclass(dropped.exc_type, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _stop)
+        _handle_stops(_stop)
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()  # not before this callback has ended
 
 

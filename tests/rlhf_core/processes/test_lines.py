@@ -44,6 +44,13 @@ def test_what_comes_of_a_request() -> None:
     assert not psutil.pid_exists(process.pid)
 
 
+def test_an_interrupt_of_the_job_and_its_children_leaves_it_at_work() -> None:
+    with closing(LineProcess(["-c", ECHO])) as process:
+        os.kill(process.pid, signal.SIGINT)
+        assert psutil.pid_exists(process.exchange("start", 20.0))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == set()
+
+
 def test_the_group_of_a_process_that_has_ended_is_killed_before_its_id_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

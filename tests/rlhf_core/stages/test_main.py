@@ -116,14 +116,15 @@ def test_an_error_of_the_user_is_the_last_line(local: ArtifactRepository, tmp_pa
     assert _lease(local.store, spec.ref).released
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_job_gives_its_lease_back_and_publishes_nothing(
-    local: ArtifactRepository, tmp_path: Path, jobs: _Jobs
+    local: ArtifactRepository, tmp_path: Path, jobs: _Jobs, number: signal.Signals
 ) -> None:
     spec = specified(local, tmp_path, SLOW)
     job = jobs.start(local.store, spec.ref)
     job.wait_for("at work")
     assert not _lease(local.store, spec.ref).released
-    job.process.terminate()
+    job.process.send_signal(number)
     assert job.wait() == 143
     assert job.error == JobError("Stopped", "the job was stopped before it had finished; nothing was published")
     assert _lease(local.store, spec.ref).released
