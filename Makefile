@@ -55,7 +55,7 @@ mutations: setup  ## mutated recipes, rows and model folders through what `align
 mutants: setup  ## faults that the tests must find, planted one at a time; MUTANTS="kl-sign gate-open" for some
 	@$(QUICK) $(BIN)/python -m tests.mutants $(MUTANTS)
 
-rl-matrix: setup  ## RL on 2 ranks and 2 engines in all 23 combinations, killed and resumed; about an hour
+rl-matrix: setup  ## RL on 2 ranks and 2 engines in all 25 combinations, killed and resumed; about an hour
 	@$(QUICK) $(BIN)/python -m tests.rl_matrix
 
 kit:  ## wheels for a machine without a network; FOR=cpu, gpu or gpu-checks, PYTHON=3.12 WITHOUT=torch,transformers PART_MB=60 KIT=kit

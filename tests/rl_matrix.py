@@ -1,9 +1,9 @@
 """RL on two ranks and two engines in every combination of PPO or GRPO, all weights or LoRA, ZeRO 2 or 3, and devices of
 their own or shared. Further ones share the tokens of each batch, or the weights of each layer, between both ranks, have
-a quantised base, or models apart from the policy, or send weights by broadcast or by handle. Each is killed in the
-middle of a step, resumed, and compared with a run that nothing disturbs.
+a quantised base, models apart from the policy, or an engine over both devices, or send weights by broadcast or by
+handle. Each is killed in the middle of a step, resumed, and compared with a run that nothing disturbs.
 
-`python -m tests.rl_matrix` runs all twenty-four; `python -m tests.rl_matrix ppo-lora-zero3-hybrid ...` those named.
+`python -m tests.rl_matrix` runs all twenty-five; `python -m tests.rl_matrix ppo-lora-zero3-hybrid ...` those named.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ COMBINATIONS: dict[str, RLConfig] = {
     "ppo-full-zero3-collective": two_by_two(3, "ppo", transport="collective"),
     "grpo-full-zero3-ipc": two_by_two(3, transport="ipc"),
     "ppo-lora-zero2-hybrid-ipc": two_by_two(2, "ppo", lora=True, hybrid=True, transport="ipc"),
+    "grpo-full-zero3-hybrid-spread-ipc": two_by_two(3, hybrid=True, transport="ipc", spread=2),
 }
 
 

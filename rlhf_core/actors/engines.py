@@ -43,7 +43,9 @@ def engine_bundles(config: RolloutEngineConfig) -> list[dict[str, float]]:
 class EngineActor(Actor):
     """One engine in its own process, on any node; it fetches the model itself."""
 
-    def start(self, model: ArtifactRef, context: StageContext, settings: EngineSettings) -> None:
+    def start(self, model: ArtifactRef, context: StageContext, settings: EngineSettings, gpus: Sequence[str]) -> None:
+        if gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         self._engine = start_engine(context.fetch(model).folder, settings)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -75,8 +77,12 @@ class EngineGroup:
         *,
         placement_group: PlacementGroup | None = None,
         first_bundle: int = 0,
+        gpus: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        """placement_group: already reserved, engine i in bundle first_bundle + i; None: the group reserves its own."""
+        """placement_group: already reserved, engine i in bundle first_bundle + i; None: the group reserves its own.
+        gpus: of each engine, as in CUDA_VISIBLE_DEVICES, which actors in its bundle have from Ray; None: Ray gives it
+        its own.
+        """
         self.before: Before = lambda method: None
         self._stack = ExitStack()
         self._actors: dict[str, Any] = {}
@@ -86,10 +92,11 @@ class EngineGroup:
             group = placement_group or self._stack.enter_context(reserve(engine_bundles(settings.config)))
             for index in range(settings.config.engines):
                 name = f"engine {index}"
-                actor = self._actors[name] = _create(settings.config, group, first_bundle + index)
+                num_gpus = settings.config.gpus_per_engine if gpus is None else 0
+                actor = self._actors[name] = _create(settings.config, num_gpus, group, first_bundle + index)
                 self._stack.callback(ray.kill, actor)
                 self._starts[actor.inherit.remote(forwarding.received(), required())] = name
-                self._starts[actor.start.remote(model, context, settings)] = name
+                self._starts[actor.start.remote(model, context, settings, gpus[index] if gpus else [])] = name
             started.pop_all()
 
     def __enter__(self) -> Self:
@@ -169,7 +176,7 @@ class EngineGroup:
         self._stack.close()
 
 
-def _create(config: RolloutEngineConfig, group: PlacementGroup, bundle: int) -> Any:
+def _create(config: RolloutEngineConfig, num_gpus: float, group: PlacementGroup, bundle: int) -> Any:
     # Set before the actor imports torch: OpenMP reads it once.
     environment = {"OMP_NUM_THREADS": str(config.num_threads), "HF_HUB_OFFLINE": "1"}
     if "PYTHONPATH" in os.environ:
@@ -177,7 +184,7 @@ def _create(config: RolloutEngineConfig, group: PlacementGroup, bundle: int) -> 
     engine: Any = ray.remote(concurrency_groups={ASIDE: 1})(EngineActor)  # type: ignore[call-overload]  # as for ranks
     return engine.options(
         num_cpus=config.cpus_per_engine,
-        num_gpus=config.gpus_per_engine,
+        num_gpus=num_gpus,
         max_restarts=0,  # a restarted engine would serve the weights of version 0
         runtime_env=runtime_environment(environment),
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),

@@ -54,19 +54,12 @@ def worker_bundles(placement: Placement) -> list[Bundle]:
 
 
 def shared_bundles(placement: Placement, rollout: RolloutEngineConfig) -> list[Bundle]:
-    """Return one bundle for each worker and the engine that shares its device: CPUs for both, the GPU once."""
-    bundle: Bundle = {"CPU": placement.cpus_per_worker + rollout.cpus_per_engine}
+    """Return one bundle for each engine and the workers on its devices: CPUs for all of them, the GPUs once."""
+    workers = rollout.workers_per_engine
+    bundle: Bundle = {"CPU": workers * placement.cpus_per_worker + rollout.cpus_per_engine}
     if placement.gpus_per_worker:
-        bundle["GPU"] = placement.gpus_per_worker
-    return [dict(bundle) for _ in range(placement.workers)]
-
-
-def halves(placement: Placement, rollout: RolloutEngineConfig) -> tuple[Placement, RolloutEngineConfig]:
-    """Return what worker and engine request of a shared bundle: half its GPU each, so that both get the same one."""
-    return (
-        placement.model_copy(update={"gpus_per_worker": placement.gpus_per_worker / 2}),
-        rollout.model_copy(update={"gpus_per_engine": rollout.gpus_per_engine / 2}),
-    )
+        bundle["GPU"] = workers * placement.gpus_per_worker
+    return [dict(bundle) for _ in range(rollout.engines)]
 
 
 @contextmanager

@@ -42,6 +42,11 @@ class _Rank(Actor):
         self._store = host_store(host)
         return f"{host}:{self._store.port}"
 
+    def gpus(self) -> list[str]:
+        """Return the GPUs that Ray gave this rank, as in CUDA_VISIBLE_DEVICES."""
+        given: list[str] = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        return given
+
     def start(self, join: Mapping[str, Any], threads: int, factory: Callable[..., Any], args: Any) -> None:
         """join: the arguments of join_group."""
         # Imports torch, hence only once the threads' environment variables are set, and not in the driver.
@@ -68,6 +73,7 @@ class RayWorkerGroup(Generic[W]):
         *args: Any,
         placement_group: PlacementGroup | None = None,
         first_bundle: int = 0,
+        workers_per_bundle: int = 1,
         sequence: int = 1,
         tensor: int = 1,
         timeout: float = CALL_SECONDS,
@@ -75,7 +81,8 @@ class RayWorkerGroup(Generic[W]):
     ) -> None:
         """Build `factory(*args)` on each rank.
 
-        placement_group: already reserved, rank i in bundle first_bundle + i; None: the group reserves its own.
+        placement_group: already reserved, rank i in bundle first_bundle + i // workers_per_bundle; None: the group
+        reserves its own.
         sequence, tensor: sizes of the ranks' mesh.
         timeout: of a call, in seconds; start_timeout: of building, once resources are reserved.
         Raises StageError if the cluster can never provide the resources, or a worker cannot be built.
@@ -89,7 +96,7 @@ class RayWorkerGroup(Generic[W]):
             started.callback(self.shutdown)
             if placement_group is None:
                 placement_group = self._stack.enter_context(reserve(worker_bundles(placement)))
-            bundles = range(first_bundle, first_bundle + placement.workers)
+            bundles = [first_bundle + rank // workers_per_bundle for rank in range(placement.workers)]
             self._actors = [self._create(placement, placement_group, bundle) for bundle in bundles]
             inherited = forwarding.received(), required()
             inherits = {actor.inherit.remote(*inherited): f"rank {rank}" for rank, actor in enumerate(self._actors)}
@@ -128,6 +135,10 @@ class RayWorkerGroup(Generic[W]):
     @property
     def replicas(self) -> int:
         return self.size // self._ranks_of_replica
+
+    def gpus(self) -> list[list[str]]:
+        """Return the GPUs that Ray gave each rank, as in CUDA_VISIBLE_DEVICES."""
+        return wait("start", {actor.gpus.remote(): f"rank {rank}" for rank, actor in enumerate(self._actors)})
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Call `worker.method(*args)` on every rank; return the results by rank. Large arguments are sent once."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from rlhf_core.actors.engines import EngineGroup, engine_bundles
-from rlhf_core.actors.placement import connect, halves, reserve, shared_bundles, worker_bundles
+from rlhf_core.actors.placement import connect, reserve, shared_bundles, worker_bundles
 from rlhf_core.actors.room import Bundle
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.engines.placement import Placement
@@ -80,24 +80,28 @@ def _on_own_devices(
 def _on_shared_devices(
     stack: ExitStack, ranks: RankSpec[L], spec: EngineSpec, context: StageContext, others: list[Bundle]
 ) -> Started[L]:
-    """Start worker i and engine i on one device.
+    """Start each engine on the devices of as many workers as it is spread over.
 
     An engine allocates its memory at its start: the workers free theirs first.
     """
-    half, half_engine = halves(ranks.placement, spec.settings.config)
+    spread = spec.settings.config.workers_per_engine
     shared = shared_bundles(ranks.placement, spec.settings.config)
     group = stack.enter_context(reserve([*shared, *others]))
-    workers = _workers(stack, replace(ranks, placement=half), group)
+    workers = _workers(stack, ranks, group, workers_per_bundle=spread)
     workers.call(LendsDevice.offload)
-    settings = replace(spec.settings, config=half_engine)
-    engines = stack.enter_context(EngineGroup(spec.model.manifest.ref, context, settings, placement_group=group))
-    return workers, engines, group, len(shared)
+    of_workers = workers.gpus()
+    gpus = [[*chain(*of_workers[first : first + spread])] for first in range(0, workers.size, spread)]
+    engines = EngineGroup(spec.model.manifest.ref, context, spec.settings, placement_group=group, gpus=gpus)
+    return workers, stack.enter_context(engines), group, len(shared)
 
 
-def _workers(stack: ExitStack, ranks: RankSpec[W], group: Any, first_bundle: int = 0) -> RayWorkerGroup[W]:
+def _workers(
+    stack: ExitStack, ranks: RankSpec[W], group: Any, *, first_bundle: int = 0, workers_per_bundle: int = 1
+) -> RayWorkerGroup[W]:
     workers = RayWorkerGroup(
         ranks.placement, ranks.factory, placement_group=group, first_bundle=first_bundle,
-        sequence=ranks.engine.sequence_parallel, tensor=ranks.engine.tensor_parallel,
+        workers_per_bundle=workers_per_bundle, sequence=ranks.engine.sequence_parallel,
+        tensor=ranks.engine.tensor_parallel,
     )  # fmt: skip
     stack.callback(workers.shutdown)
     return workers

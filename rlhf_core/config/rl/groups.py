@@ -28,9 +28,10 @@ def reservations(
     with the same placement and model, are one.
     """
     if hybrid:
-        # Worker i and engine i are one actor's place, and the GPU of both is the same.
-        cpus = ranks.cpus_per_worker + rollout.cpus_per_engine
-        reserved = {"policy and engines": of_each(ranks.workers, cpus, ranks.gpus_per_worker)}
+        # An engine and the workers on its devices are in one place, and the GPUs of both are the same.
+        workers = rollout.workers_per_engine
+        cpus = workers * ranks.cpus_per_worker + rollout.cpus_per_engine
+        reserved = {"policy and engines": of_each(rollout.engines, cpus, workers * ranks.gpus_per_worker)}
     else:
         reserved = {"policy": ranks.reserves(), "engines": rollout.reserves()}
     first: dict[Hashable, str] = {}

@@ -70,7 +70,9 @@ class RLSettings(EnginesConfig, KeyedConfig):
     )
     keep: KeepConfig = since_default(KeepConfig(), description="artifacts kept of single steps")
     placement: Placement = operational(Placement, description="resources of the training workers")
-    hybrid: bool = operational(False, description="worker i and engine i time-share one device instead of using two")
+    hybrid: bool = operational(
+        False, description="workers and engines time-share their devices instead of using twice as many"
+    )
     checkpoint: CheckpointConfig = operational(
         CheckpointConfig, description="interval of checkpoints, from which a killed job resumes"
     )

@@ -168,20 +168,16 @@ class RLConfig(RLSettings):
                 "hybrid: weights that workers share (engine.tensor_parallel) were not tested on devices that engines "
                 "use too; leave one of them out"
             )
-        if rollout.workers_per_engine > 1:
+        spread = rollout.workers_per_engine
+        if placement.workers != rollout.engines * spread:
             raise ValueError(
-                "hybrid: an engine shares one worker's device, but rollout spreads each over several GPUs; leave "
-                "hybrid out, or tensor_parallel_size and pipeline_parallel_size at 1"
+                f"hybrid: each worker shares its device with an engine, but there are placement.workers="
+                f"{placement.workers} and rollout.engines={rollout.engines} on {spread} each; set as many of both"
             )
-        if placement.workers != rollout.engines:
-            raise ValueError(
-                f"hybrid: each worker shares its device with one engine, but there are placement.workers="
-                f"{placement.workers} and rollout.engines={rollout.engines}; set both to the number of devices"
-            )
-        if placement.gpus_per_worker != rollout.gpus_per_engine or placement.gpus_per_worker > 1:
+        if rollout.gpus_per_engine != spread * placement.gpus_per_worker or placement.gpus_per_worker > 1:
             raise ValueError(
                 f"hybrid: placement.gpus_per_worker={placement.gpus_per_worker:g} and rollout.gpus_per_engine="
-                f"{rollout.gpus_per_engine:g} must be the same, 1 at most: it is one GPU that both use"
+                f"{rollout.gpus_per_engine:g} are not the same GPUs; set 1 and {spread}, or 0 and 0"
             )
         on_ranks = [engine for role, engine in self.engines_by_role().items() if role not in self.own_placements]
         if any(engine.offload_parameters for engine in on_ranks):

@@ -42,7 +42,8 @@ _listeners: dict[str, Listener] = {}  # of this process's offers, by address
 
 @dataclass(frozen=True, slots=True)
 class SharedBuffers:
-    """A Transport between processes of one machine. Sender i serves engine i; a single sender serves all engines.
+    """A Transport between processes of one machine. A single sender serves all engines; of several each serves one of
+    their workers, on its device.
 
     If a process fails, its sockets close and the others fail too; if it hangs, they fail after `timeout_seconds`.
     """
@@ -86,7 +87,7 @@ class SharedBuffers:
 
     def receive(self, manifest: WeightManifest, worker: int = 0) -> Iterator[tuple[str, Tensor]]:
         device = current_device(self.device)
-        with closing(self._connected(manifest.version)) as sender:
+        with closing(self._connected(manifest.version, worker)) as sender:
             sender.tell(version=manifest.version, device=identity(self.device))
             told = [sender.hear(descriptors=1) for _ in range(_BUFFERS)]
             buffers = [opened(Handle(message["handle"], files), self.device) for message, files in told]
@@ -111,7 +112,7 @@ class SharedBuffers:
         listener = _listeners[self._address(own_rank())]
         deadline = time.monotonic() + self.timeout_seconds
         receivers: list[Connection] = []
-        for _ in range(self.engines // self.senders * self.workers):
+        for _ in range(self.engines * self.workers // self.senders):
             receiver = stack.enter_context(closing(listener.accept(deadline, version, self.timeout_seconds)))
             receiver.require(version=version, device=identity(self.device))
             for handle in [buffer.handle() for buffer in buffers]:
@@ -119,8 +120,8 @@ class SharedBuffers:
             receivers.append(receiver)
         return receivers
 
-    def _connected(self, version: int) -> Connection:
-        rank = self.engine if self.senders > 1 else 0
+    def _connected(self, version: int, worker: int) -> Connection:
+        rank = self.engine * self.workers + worker if self.senders > 1 else 0
         try:
             return Connection.to(self._address(rank), version, self.timeout_seconds)
         except ConnectionRefusedError as error:

@@ -11,7 +11,7 @@ import threading
 import pytest
 import ray
 
-from rlhf_core.actors.placement import halves, require_possible, reserve, shared_bundles, worker_bundles
+from rlhf_core.actors.placement import require_possible, reserve, shared_bundles, worker_bundles
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.engines.rollout import VllmEngineConfig
@@ -21,13 +21,13 @@ from rlhf_core.tracking.protocol import Progress, parse
 pytestmark = pytest.mark.system
 
 
-def test_a_worker_and_its_engine_share_a_bundle_and_its_gpu() -> None:
-    placement = Placement(workers=2, cpus_per_worker=1.5, gpus_per_worker=1.0)
-    rollout = VllmEngineConfig(max_length=8, engines=2, cpus_per_engine=1.0, gpus_per_engine=1.0)
-    assert shared_bundles(placement, rollout) == [{"CPU": 2.5, "GPU": 1.0}] * 2
-    worker, engine = halves(placement, rollout)
-    assert (worker.gpus_per_worker, engine.gpus_per_engine) == (0.5, 0.5)
-    assert (worker.cpus_per_worker, engine.cpus_per_engine) == (1.5, 1.0)
+@pytest.mark.parametrize(("spread", "bundle"), [(1, {"CPU": 3.5, "GPU": 1.0}), (2, {"CPU": 5.0, "GPU": 2.0})])
+def test_an_engine_and_the_workers_on_its_gpus_share_a_bundle(spread: int, bundle: dict[str, float]) -> None:
+    placement = Placement(workers=4, cpus_per_worker=1.5, gpus_per_worker=1.0)
+    rollout = VllmEngineConfig(
+        max_length=8, engines=4 // spread, tensor_parallel_size=spread, cpus_per_engine=2.0, gpus_per_engine=spread
+    )
+    assert shared_bundles(placement, rollout) == [bundle] * (4 // spread)
 
 
 @pytest.mark.parametrize(

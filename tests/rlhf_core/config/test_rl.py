@@ -25,11 +25,11 @@ TWO = {"placement": {"workers": 2, "gpus_per_worker": 1.0}, "rollout": {"max_len
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"placement": {"workers": 2}}, "placement.workers=2 and rollout.engines=1; set both to the number of devices"),
-        (TWO, "gpus_per_worker=1 and rollout.gpus_per_engine=0 must be the same"),
+        ({"placement": {"workers": 2}}, "placement.workers=2 and rollout.engines=1 on 1 each; set as many of both"),
+        (TWO, "gpus_per_worker=1 and rollout.gpus_per_engine=0 are not the same GPUs; set 1 and 1"),
         (
             {"rollout": {"max_length": 16, "tensor_parallel_size": 2, "gpus_per_engine": 2.0}},
-            "rollout spreads each over several GPUs",
+            "placement.workers=1 and rollout.engines=1 on 2 each",
         ),
         (
             {"grpo": {**GRPO, "kl": {"coefficient": 0.1, "engine": OFFLOADED}}},
@@ -101,6 +101,23 @@ def test_handles_of_gpus_need_hybrid(gpus: tuple[float, float]) -> None:
     with pytest.raises(ValidationError, match="transport is ipc, but without hybrid no rank and engine are on one dev"):
         RLConfig.model_validate(by_handle)
     RLConfig.model_validate({**COMMON, "placement": placement, "rollout": rollout})
+
+
+@pytest.mark.parametrize(("gpus", "cpus"), [(1.0, 4.0), (0.0, 4.0)])
+def test_an_engine_may_be_on_the_devices_of_several_workers(gpus: float, cpus: float) -> None:
+    placement = {"workers": 4, "gpus_per_worker": gpus, "cpus_per_worker": 0.5}
+    rollout = {
+        "max_length": 16,
+        "engines": 2,
+        "tensor_parallel_size": 2,
+        "gpus_per_engine": 2 * gpus,
+        "transport": "ipc",
+    }
+    config = RLConfig.model_validate(
+        {**COMMON, "hybrid": True, "placement": placement, "rollout": {**rollout, "cpus_per_engine": cpus}}
+    )
+    assert (config.reserves().gpus, config.reserves().cpus) == (4 * gpus, 2 * (2 * 0.5 + cpus))
+    assert (config.sending_ranks, config.receivers_per_engine) == (4, 2)
 
 
 @pytest.mark.parametrize(("hybrid", "gpus", "senders"), [(True, 1.0, 2), (True, 0.0, 2), (False, 0.0, 1)])

@@ -59,9 +59,11 @@ def two_by_two(
     quantised: bool = False,
     transport: str = "folder",
     group: bool = False,
+    spread: int = 1,
 ) -> RLConfig:
     """Two ranks and two engines, which are to share two devices if `hybrid`. sequence, tensor: ranks that share tokens,
-    or weights. group: the critic of PPO and the reference are together on two further ranks.
+    or weights. group: the critic of PPO and the reference are together on two further ranks. spread: workers of an
+    engine; with two there is one engine.
     """
     placement = {"workers": 2, "cpus_per_worker": 0.5, "threads": 1}
     block = _BLOCKS[algorithm]
@@ -80,8 +82,9 @@ def two_by_two(
         placement=placement,
         rollout={
             **_SETTINGS["rollout"],
-            "engines": 2,
-            "cpus_per_engine": 0.5,
+            "engines": 2 // spread,
+            "cpus_per_engine": 0.5 if spread == 1 else spread,
+            "tensor_parallel_size": spread,
             "threads": 1,
             "serve_adapter": "adapter",
             "transport": transport,
@@ -92,15 +95,15 @@ def two_by_two(
     )
 
 
-# Short completions are right. Where HOLD names a folder, it holds once the test has put `now` into that.
+# Short completions are right. Where HOLD names a folder, it holds as long as the test leaves `now` in that.
 REWARD = """
 import os, pathlib, time
 
 def reward(completions, prompts, rows):
-    folder = os.environ.get("HOLD")
-    if folder and pathlib.Path(folder, "now").exists():
-        pathlib.Path(folder, "held").touch()
-        time.sleep(60)
+    folder = pathlib.Path(os.environ.get("HOLD", "/nowhere"))
+    while (folder / "now").exists():
+        (folder / "held").touch()
+        time.sleep(0.05)
     right = [float(len(c) <= 1) for c in completions]
     return [{"reward": r + 0.01 * len(c), "score": r} for r, c in zip(right, completions)]
 """
@@ -109,7 +112,7 @@ def reward(completions, prompts, rows):
 def job_inputs(folder: Path, config: RLConfig | None = None) -> dict[str, Input]:
     """A model that vLLM serves, and prompts. config: whose ranks share heads, or train on rounded layers."""
     prompts = [{"prompt": [{"role": "user", "content": f"say {letter}"}]} for letter in "abcdefg"]
-    heads = 1 if config is None else config.engine.tensor_parallel
+    heads = 1 if config is None else max(config.engine.tensor_parallel, config.rollout.workers_per_engine)
     model = base_model(folder / "base", heads=heads, hidden=32 * heads)
     if config is not None and config.quantised is not None:
         write_rounded(model.folder, folder / "rounded", "float32")

@@ -1,6 +1,6 @@
 """RL as a job, with two vLLM engines and two DeepSpeed ranks: killed in the middle of a step, and submitted again.
 
-Six of the twenty-three combinations that `make rl-matrix` runs: between them each choice is made in both ways.
+Eight of the twenty-five combinations that `make rl-matrix` runs: between them each choice is made in both ways.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ pytestmark = [
         "grpo-qlora-zero2-own",
         "ppo-lora-zero2-hybrid-ipc",
         "ppo-full-zero2-group",
+        "grpo-full-zero3-hybrid-spread-ipc",
     ],
 )
 def test_a_killed_job_ends_as_if_it_had_not_been(ray_cluster: None, tmp_path: Path, name: str) -> None:
@@ -40,3 +41,13 @@ def test_a_killed_job_ends_as_if_it_had_not_been(ray_cluster: None, tmp_path: Pa
     assert f'"phase": "resumes after step {found.resumed_after}"' in found.log
     assert found.killed == found.whole
     assert [line["step"] for line in found.whole[1]] == [0, 1, 2, 3, 4]
+
+
+def test_a_stopped_job_ends_its_step_with_the_user_s_rewards(ray_cluster: None, tmp_path: Path) -> None:
+    """Their process gets Ray's signal too."""
+    address = ray.get_runtime_context().gcs_address
+    config = COMBINATIONS["grpo-full-zero2-own"]
+    found = killed_and_whole(config, job_inputs(tmp_path / "inputs", config), tmp_path, address, stops=True)
+    assert found.resumed_after == found.held_after + 1
+    assert f"the job was stopped; it resumes after step {found.resumed_after}, whose checkpoint is stored" in found.log
+    assert found.killed == found.whole
