@@ -6,6 +6,7 @@ Uses only the standard library, and syntax that an old Python can parse, so that
 environment makes further calls return within milliseconds.
 """
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -99,6 +100,7 @@ def check_machine(device: str) -> None:
         raise SetupError("the pinned builds are for Linux on x86-64: use such a machine, a container or WSL 2.")
     if device == "cpu":
         check_cpu(Path("/proc/cpuinfo").read_text())
+        check_library("libnuma.so.1", "libnuma1")
     check_compiler(os.environ.get("CXX", "g++"))
     check_headers(Path(sysconfig.get_paths()["include"]))
     check_disk(ROOT, DISK[device])
@@ -109,6 +111,17 @@ def check_cpu(cpuinfo: str) -> None:
         raise SetupError(
             "this CPU has no AVX2, which the CPU build of vLLM needs: use a machine that has it, or an NVIDIA GPU."
         )
+
+
+def check_library(name: str, package: str) -> None:
+    """Check a library of the system that vLLM's kernels for CPUs need, and that no wheel brings."""
+    try:
+        ctypes.CDLL(name)
+    except OSError as error:
+        raise SetupError(
+            "%s, which the CPU build of vLLM needs, cannot be loaded (%s): install it, for example with "
+            "`apt-get install %s`." % (name, error, package)
+        ) from error
 
 
 def check_compiler(compiler: str) -> None:

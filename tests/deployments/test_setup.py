@@ -67,6 +67,15 @@ def test_broken_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
+def test_missing_library() -> None:
+    said = fails(setup.check_library, "libnone.so.1", "libnone1")
+    assert said.startswith(
+        "libnone.so.1, which the CPU build of vLLM needs, cannot be loaded (libnone.so.1: cannot open"
+    )
+    assert said.endswith("install it, for example with `apt-get install libnone1`.")
+    setup.check_library("libnuma.so.1", "libnuma1")
+
+
 def test_missing_headers(tmp_path: Path) -> None:
     assert "apt-get install python3-dev" in fails(setup.check_headers, tmp_path)
 

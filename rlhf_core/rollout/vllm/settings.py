@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.config.stages.trained import LoraConfig
+from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import adapted_layers
 from rlhf_core.models.folders.class_config import class_config, settings_of
 from rlhf_core.models.folders.folder import text_config
@@ -61,6 +62,9 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
         # The image processor needs the tokenizer. Engines still return tokens.
         arguments |= {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": config.max_images}}
     if current_platform.is_cpu():
+        current_platform.import_kernels()  # which only logs what it cannot load
+        if not hasattr(torch.ops._C, "init_cpu_memory_env"):
+            raise StageError("vLLM cannot load its kernels for CPUs, as it says above: they need libnuma (libnuma1)")
         if problem := next(problems_on_cpu(model, config, settings.dtype), None):
             raise ValueError(problem)
         # VLLM_CPU_KVCACHE_SPACE is in whole GiB; a given size also skips a warm-up that measures memory.
