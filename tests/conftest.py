@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,6 +107,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def pytest_collection_finish() -> None:
     """What was imported is never collected: DeepSpeed collects at each start of an engine, half a second each time."""
+    if "rlhf_core.training.deepspeed_engine" in sys.modules:
+        from tests import known_layouts
+
+        known_layouts.remember()
     gc.collect()
     gc.freeze()
 

@@ -14,3 +14,7 @@ preload((
     "rlhf_core.rollout.vllm.tool_calls",
     "rlhf_core.stages.sft",
 ))  # fmt: skip
+
+from tests import known_layouts  # noqa: E402 (which loads torch)
+
+known_layouts.remember()
