@@ -25,11 +25,14 @@ TWO = {"placement": {"workers": 2, "gpus_per_worker": 1.0}, "rollout": {"max_len
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"placement": {"workers": 2}}, "placement.workers=2 and rollout.engines=1 on 1 each; set as many of both"),
+        (
+            {"placement": {"workers": 2}},
+            r"placement.workers=2 and 1 devices of engines \(rollout.engines=1 x 1\); set as many of both",
+        ),
         (TWO, "gpus_per_worker=1 and rollout.gpus_per_engine=0 are not the same GPUs; set 1 and 1"),
         (
             {"rollout": {"max_length": 16, "tensor_parallel_size": 2, "gpus_per_engine": 2.0}},
-            "placement.workers=1 and rollout.engines=1 on 2 each",
+            r"placement.workers=1 and 2 devices of engines \(rollout.engines=1 x 2\)",
         ),
         (
             {"grpo": {**GRPO, "kl": {"coefficient": 0.1, "engine": OFFLOADED}}},

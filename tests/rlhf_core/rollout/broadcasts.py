@@ -1,7 +1,7 @@
 """The processes of test_transport.py: `python -m tests.rlhf_core.rollout.broadcasts collective`, or ipc.
 
-A rank sends to two engines, each in a process of its own, undisturbed and with one fault after the other; prints as
-JSON how each process ended, and after how many seconds.
+A rank sends to two engines, each in a process of its own, undisturbed and with each of some faults; prints as JSON how
+each process ended, and after how many seconds.
 """
 
 from __future__ import annotations
@@ -89,33 +89,43 @@ def _ended(who: str, transport: Ends, fault: str, offered: Any, answers: Any) ->
     answers.put((who, found, time.monotonic() - began))
 
 
-def main(kind: str) -> None:
-    torch.set_num_threads(1)
-    context = multiprocessing.get_context("fork")
-    found: dict[str, dict[str, Any]] = {}
-    for fault in FAULTS:
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        transport: Ends = Collective(f"127.0.0.1:{store.port}", "gloo", engines=2, workers=1, timeout_seconds=SECONDS)
+class Scenario:
+    """The three processes of one fault, from the start."""
+
+    def __init__(self, kind: str, fault: str) -> None:
+        context = multiprocessing.get_context("fork")
+        self._fault, self._answers, offered = fault, context.Queue(), context.Event()
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        address = f"127.0.0.1:{self._store.port}"
+        transport: Ends = Collective(address, "gloo", engines=2, workers=1, timeout_seconds=SECONDS)
         if kind == "ipc":  # with buffers smaller than a tensor
-            transport = SharedBuffers(f"{os.getpid()}", "cpu", 2, 1, timeout_seconds=SECONDS, buffer_bytes=1001)
-        answers, offered = context.Queue(), context.Event()
+            name = f"{os.getpid()} {fault}"
+            transport = SharedBuffers(name, "cpu", 2, 1, timeout_seconds=SECONDS, buffer_bytes=1001)
         ends = {"rank": transport, **{f"engine {index}": transport.for_engine(index) for index in (0, 1)}}
-        processes = [
-            context.Process(target=_ended, args=(who, end, fault, offered, answers)) for who, end in ends.items()
+        self._processes = [
+            context.Process(target=_ended, args=(who, end, fault, offered, self._answers)) for who, end in ends.items()
         ]
-        for process in processes:
+        for process in self._processes:
             process.start()
-        found[fault] = {}
+
+    def ends(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         try:
-            while len(found[fault]) < (2 if "killed" in fault or "hangs" in fault else 3):
-                who, answer, seconds = answers.get(timeout=4 * SECONDS)
-                found[fault][who] = [answer, seconds]
+            while len(found) < (2 if "killed" in self._fault or "hangs" in self._fault else 3):
+                who, answer, seconds = self._answers.get(timeout=4 * SECONDS)
+                found[who] = [answer, seconds]
         except Empty:
             pass  # the test names who is missing
-        for process in processes:
+        for process in self._processes:
             process.kill()
             process.join()
-    print(json.dumps(found))
+        return found
+
+
+def main(kind: str) -> None:
+    torch.set_num_threads(1)
+    scenarios = {fault: Scenario(kind, fault) for fault in FAULTS}  # together, since they wait
+    print(json.dumps({fault: scenario.ends() for fault, scenario in scenarios.items()}))
 
 
 if __name__ == "__main__":
