@@ -28,13 +28,14 @@ class DeepSpeedState:
         self._create_optimizer_state(saved)
         live = self.live()
         copy_into({**live.shared, **live.own}, saved)
-        if hasattr(self._zero, "invalidate_secondary_tensor"):
-            self._zero.invalidate_secondary_tensor()  # hpZ's copy, from a forward before, of what the weights were
         # Under ZeRO 3, small weights stay gathered between steps: gather them again from the restored partitions.
         partitioned: list[Any] = [parameter for parameter in self._module.parameters() if _is_partitioned(parameter)]
         gathered = [parameter for parameter in partitioned if parameter.ds_status.name == "AVAILABLE"]
         if gathered:
             gathered[0].partition(gathered)
+        if hasattr(self._zero, "invalidate_secondary_tensor"):
+            self._zero.invalidate_secondary_tensor()  # hpZ's copy, from a forward before, of what the weights were
+        if gathered:
             gathered[0].all_gather(gathered)
 
     def live(self) -> RankState:
