@@ -47,7 +47,7 @@ PLANS = {
 
 @pytest.mark.parametrize("recipe", PLANS)
 def test_each_stage_fits_its_gpus(recipe: str) -> None:
-    """A stage that time-shares its GPUs reserves half of each for ranks, and half for engines."""
+    """Ranks and engines that time-share GPUs have them in turn."""
     pinned = [f"base.source.revision={'f' * 40}"]  # there is no hub to ask
     graph = build_graph(load_recipe(recipe, pinned), {"torch": "1"})
     source: Any = graph["base"].config
