@@ -16,10 +16,12 @@ from rlhf_core.system.stopping import STOPS, Stop
 def signalled() -> Iterator[threading.Event]:
     """Set by SIGTERM."""
     arrived = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: arrived.set())
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, lambda *_: arrived.set())
     yield arrived
     STOPS.clear()
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_the_first_request_counts_and_its_deadline_sends_the_signal(signalled: threading.Event) -> None:
