@@ -174,5 +174,5 @@ def test_a_run_killed_on_two_ranks_goes_on_with_one(inputs: dict[str, Input], wh
     finish(start(run, tmp_path, inputs, "", address, 1))
     _require_near(*(load_file(folder / "work" / "model" / "model.safetensors") for folder in (tmp_path, whole)))
     logs, expected = (json.loads((folder / "logs.json").read_text()) for folder in (tmp_path, whole))
-    assert logs[:3] == expected[:3]
+    assert logs[:2] == expected[:2]  # the checkpoint of step 3 may still have been on its way
     _require_near_metrics(logs, expected)
