@@ -27,7 +27,6 @@ class DividedTensors:
         for name, tensor in self.layout.items():
             self._rank_of[name] = rank = sizes.index(min(sizes))
             sizes[rank] += tensor.nbytes
-        # Those of this rank.
         self.own = {
             n: torch.zeros(t.shape, dtype=t.dtype) for n, t in self.layout.items() if self._rank_of[n] == mesh.rank
         }

@@ -171,8 +171,10 @@ def test_a_run_killed_on_two_ranks_goes_on_with_one(inputs: dict[str, Input], wh
     """As it would have, but for rounding: the same rows in the same order, at the same rates."""
     address = ray.get_runtime_context().gcs_address
     kill_when_held(start(run, tmp_path, inputs, "the middle of a step", address), tmp_path)
+    resumes_after = Checkpoints(LocalStore(tmp_path / "store"), HeldContext.REF).newest_step()
+    assert resumes_after in (2, 3)  # that of step 3 may still have been on its way
     finish(start(run, tmp_path, inputs, "", address, 1))
     _require_near(*(load_file(folder / "work" / "model" / "model.safetensors") for folder in (tmp_path, whole)))
     logs, expected = (json.loads((folder / "logs.json").read_text()) for folder in (tmp_path, whole))
-    assert logs[:2] == expected[:2]  # the checkpoint of step 3 may still have been on its way
+    assert logs[:resumes_after] == expected[:resumes_after]
     _require_near_metrics(logs, expected)
