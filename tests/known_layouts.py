@@ -47,7 +47,7 @@ def _key(engine: DeepSpeedEngine, model: PackedModel) -> Hashable:
     # The last two are what tests.rlhf_core.laid_out replaces.
     return (
         type(model), type(model.model), type(transformer), json.dumps(config, sort_keys=True, default=str), finite,
-        transformer.dtype, transformer.config._attn_implementation, engine._config.model_dump_json(),
-        engine._optimizer_config is None, engine.mesh.size, engine.mesh.sequence, engine.mesh.tensor,
-        layout_check._tree_problem, layouts.rows_are_cheaper,
+        transformer.dtype, transformer.config._attn_implementation, engine._config.gradient_checkpointing,
+        engine._config.zero_stage == 3, engine._optimizer_config is None, engine.mesh.size, engine.mesh.sequence,
+        engine.mesh.tensor, layout_check._tree_problem, layouts.rows_are_cheaper,
     )  # fmt: skip

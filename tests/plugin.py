@@ -28,11 +28,9 @@ TABLES = (REWARDS, ENVIRONMENTS, TOOLS, ALGORITHMS, PREFERENCE_LOSSES, FORMATS, 
 _OFFLINE = ("--no-deps", "--no-index", "--disable-pip-version-check", "--quiet")
 
 
-def install(folder: Path, version: str = VERSION) -> Path:
-    """The folder that the plugin, said to be of this version, is installed in, below `folder`."""
+def install(folder: Path) -> Path:
+    """Return the folder that the plugin is installed in, below `folder`."""
     source = shutil.copytree(SOURCE, folder / "source")  # where a build leaves its own files
-    settings = source / "pyproject.toml"
-    settings.write_text(settings.read_text().replace(f'version = "{VERSION}"', f'version = "{version}"'))
     pip = [sys.executable, "-m", "pip"]
     subprocess.run(
         [*pip, "wheel", *_OFFLINE, "--no-build-isolation", "--wheel-dir", str(folder), str(source)], check=True
@@ -40,6 +38,15 @@ def install(folder: Path, version: str = VERSION) -> Path:
     (wheel,) = folder.glob("*.whl")
     subprocess.run([*pip, "install", *_OFFLINE, "--target", str(folder / "site"), str(wheel)], check=True)
     return folder / "site"
+
+
+def with_version(site: Path, folder: Path, version: str) -> Path:
+    """A copy of `site` in which the plugin is of another version."""
+    copy = shutil.copytree(site, folder / "site")
+    (metadata,) = copy.glob("*.dist-info/METADATA")
+    metadata.write_text(metadata.read_text().replace(f"\nVersion: {VERSION}\n", f"\nVersion: {version}\n"))
+    metadata.parent.rename(copy / metadata.parent.name.replace(VERSION, version))
+    return copy
 
 
 @contextmanager

@@ -65,6 +65,7 @@ class TestSFTOfAQuantisedBase(StageContract):
         return stage_run(folder, "sft", conversations(24), lora | VALIDATION, model=model)
 
 
+@pytest.mark.endurance("chaos")
 class TestPreference(StageContract):
     def make(self, folder: Path) -> StageRun:
         losses = {"dpo": {"type": "dpo"}, "nll": {"type": "nll"}}
@@ -89,6 +90,7 @@ class TestKTO(StageContract):
         return stage_run(folder, "kto", rows, {"dropout": True, **ADAPTER, **VALIDATION})
 
 
+@pytest.mark.endurance("chaos")
 class TestRewardModel(StageContract):
     def make(self, folder: Path) -> StageRun:
         return stage_run(folder, "reward_model", pairs(20), {"max_length": 32, "log_every": 1})

@@ -27,5 +27,6 @@ class TestZero2(TestWithoutZero):
     zero_stage = 2
 
 
+@pytest.mark.endurance("architectures")
 class TestZero3(TestWithoutZero):
     zero_stage = 3

@@ -111,6 +111,7 @@ def test_what_a_kit_left_out_is_wanted_in_any_version() -> None:
     assert setup.unpinned(lock, ["torch", "tz-data"]) == 'torch\nNumPy==2.3.5\ntz_data; python_version >= "3.13"'
 
 
+@pytest.mark.endurance("two-nodes")
 @pytest.mark.parts
 @pytest.mark.slow("makes an environment with pip")
 def test_an_environment_is_installed_from_a_kit_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

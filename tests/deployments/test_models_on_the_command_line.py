@@ -175,6 +175,7 @@ def test_a_port_that_is_taken_is_refused_before_the_model_is_looked_for() -> Non
     assert said.startswith(f"error: cannot listen on {LOOPBACK}, port {port}")
 
 
+@pytest.mark.endurance("chaos")
 def test_what_is_interrupted_leaves_no_file(folder: Path) -> None:
     """It waits for prompts when the signal comes; `out` keeps what an earlier call wrote."""
     Path("out.jsonl").write_text("before")

@@ -27,7 +27,7 @@ from deployments.stack.settings import LOOPBACK, open_stack
 from rlhf_core.errors import StackError
 from tests.deployments import anonymous
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.endurance("two-nodes"), pytest.mark.timeout(400)]
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -182,6 +182,7 @@ def tried(place: Workplace) -> tuple[int, str]:
     return process.pid, output
 
 
+@pytest.mark.endurance("two-nodes")
 @pytest.mark.slow("runs stages with vLLM, as `alignment try` does")
 def test_sft_and_rl_without_ray_prefect_or_a_server(place: Workplace, tried: tuple[int, str]) -> None:
     output = tried[1]
@@ -197,6 +198,7 @@ def test_sft_and_rl_without_ray_prefect_or_a_server(place: Workplace, tried: tup
     assert not (place.folder / "work").exists() or list((place.folder / "work").iterdir()) == []
 
 
+@pytest.mark.endurance("two-nodes")
 def test_a_breakpoint_in_a_rank_stops_this_process(tried: tuple[int, str]) -> None:
     pid, output = tried
     assert f"breakpoint {pid} True continue" in output
@@ -224,6 +226,7 @@ def test_a_breakpoint_in_the_users_own_code_opens_a_prompt(place: Workplace, tri
     assert shown.count("-> return [float(len(c)) for c in completions]") == 1
 
 
+@pytest.mark.endurance("two-nodes")
 def test_sft_has_the_weights_that_the_stage_computes_elsewhere(
     place: Workplace, tried: tuple[int, str], tmp_path: Path
 ) -> None:
@@ -252,6 +255,7 @@ def test_a_mistake_in_the_command_is_one_sentence(place: Workplace) -> None:
     assert "Traceback" not in output
 
 
+@pytest.mark.endurance("chaos")
 def test_ctrl_c_leaves_no_lease_and_no_result(place: Workplace) -> None:
     with place.start("data.slow") as process:
         assert process.stdout is not None

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import PluginError, RecipeError
 from rlhf_core.pipeline.in_process import try_node
-from rlhf_core.pipeline.prepare import prepare
+from rlhf_core.pipeline.prepare import check, prepare
 from rlhf_core.pipeline.specs import run_settings, store_spec
 from rlhf_core.recipe.loading import load_recipe
 from rlhf_core.stages.runner import run_job
@@ -30,13 +29,6 @@ pytestmark = pytest.mark.parts
 ROOT = Path(__file__).parents[2]
 RECIPE = plugin.SOURCE / "recipe.yaml"
 USING = {"data.riddles", "measure", "far", "rl"}
-SEEN = """
-import json, sys
-from rlhf_core.pipeline.prepare import check
-from rlhf_core.recipe.settings_page import reference
-graph = check(sys.argv[1], []).graph
-print(json.dumps({"keys": {name: node.ref.key for name, node in graph.items()}, "settings": reference()}))
-"""
 
 
 def python(site: Path, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -47,20 +39,23 @@ def python(site: Path, *arguments: str, cwd: Path = ROOT) -> subprocess.Complete
     )
 
 
-def seen(site: Path) -> Any:
-    done = python(site, "-c", SEEN, str(RECIPE))
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def keys(site: Path) -> dict[str, str]:
+    with plugin.visible(site):
+        return {name: node.ref.key for name, node in check(str(RECIPE), []).graph.items()}
 
 
-@pytest.mark.slow("three processes that read a recipe")
 def test_keys_of_what_uses_the_plugin_have_its_version(plugin_site: Path, tmp_path: Path) -> None:
-    first, other = seen(plugin_site), seen(plugin.install(tmp_path, version="1.1"))
-    keys, later = first["keys"], other["keys"]
-    assert {name for name in keys if keys[name] != later[name]} == USING | {"report"}  # which reads them all
+    first, later = keys(plugin_site), keys(plugin.with_version(plugin_site, tmp_path, "1.1"))
+    assert {name for name in first if first[name] != later[name]} == USING | {"report"}  # which reads them all
+
+
+@pytest.mark.endurance("architectures")
+def test_the_page_of_settings_has_those_of_the_plugin(plugin_site: Path) -> None:
+    done = python(plugin_site, "-c", "from rlhf_core.recipe.settings_page import reference; print(reference())")
+    assert done.returncode == 0, done.stderr
     for part in ("BrevityConfig", "GuessConfig", "AdderConfig", "ApartConfig", "CriticGRPOConfig", "CSVConfig"):
-        assert f"### {part}\n" in first["settings"]
-    assert "| `measure` | [MeasureConfig](#measureconfig) |" in first["settings"]
+        assert f"### {part}\n" in done.stdout
+    assert "| `measure` | [MeasureConfig](#measureconfig) |" in done.stdout
 
 
 @pytest.mark.endurance("architectures")
@@ -72,6 +67,7 @@ def test_its_own_tests_pass(plugin_site: Path, tmp_path: Path) -> None:
     assert "11 passed" in done.stdout
 
 
+@pytest.mark.endurance("architectures")
 def test_the_command_plans_its_recipe(plugin_site: Path) -> None:
     done = python(plugin_site, "-m", "deployments.cli.main", "plan", str(RECIPE))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -89,6 +85,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALIGNMENT_WORKDIR", str(tmp_path / "work"))
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.usefixtures("folders")
 def test_jobs_run_it_and_keep_what_its_tracker_wrote(plugin_site: Path, local_store_url: str, tmp_path: Path) -> None:
     with plugin.visible(plugin_site):

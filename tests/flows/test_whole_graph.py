@@ -25,7 +25,7 @@ from tests.flows.leaks import command_lines, kept_in, shown_by_prefect, shown_by
 from tests.flows.test_running import newest_run
 from tests.services import http_server
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.endurance("two-nodes")
 
 LORA = {"rank": 2}
 TRAINING = {

@@ -66,6 +66,7 @@ def test_a_renewal_at_the_same_time_does_not_undo_that_a_run_leaves(store: Local
         assert store.get(f"followers/{PREFIX.removesuffix('-a')}.json") == EMPTY
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.parametrize("store_url", ["local", "s3"], indirect=True)
 def test_when_all_leave_at_once_one_stops(store_url: str) -> None:
     followers = [Follower(open_store(store_url), PREFIX, f"run {number}") for number in range(6)]

@@ -117,6 +117,7 @@ def test_a_failed_job_gives_its_last_error_line_and_where_its_log_is(jobs: RayJo
     jobs.follow(again, Watcher())
 
 
+@pytest.mark.endurance("chaos")
 def test_a_job_killed_without_a_word_gives_its_last_line(jobs: RayJobs) -> None:
     late = f"{LINE_OF_RAY}sft-b100000000000000-{PLACE}-a1: exec python"  # as it may come, see job_log.py
     code = f"import os; print('loading weights', '{late}', sep='\\n', flush=True); os.kill(os.getpid(), 9)"
@@ -284,6 +285,7 @@ def test_no_cluster_is_known_or_answers(monkeypatch: pytest.MonkeyPatch) -> None
         connect()
 
 
+@pytest.mark.endurance("chaos")
 def test_jobs_of_two_stores_are_two_jobs(jobs: RayJobs) -> None:
     """On one cluster, where the second would else attach to the first and find nothing in its own store."""
     here = python("import time; time.sleep(60)", "f0")

@@ -32,6 +32,7 @@ PARAMETERS = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_t
 SAMPLED = requests(PROMPTS, PARAMETERS)
 
 
+@pytest.mark.endurance("rl-matrix")
 @pytest.mark.slow("starts engines as Ray actors")
 def test_bundles() -> None:
     assert engine_bundles(CONFIG) == [{"CPU": 0.5}, {"CPU": 0.5}]

@@ -95,6 +95,7 @@ def test_scatter_gives_each_rank_its_shard_and_all_the_rest(group: RayWorkerGrou
     assert [group.scatter(Worker.add, sent, 1000) for _ in range(2)] == [[2203, 2203]] * 2
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_ranks_of_one_replica_get_the_same_shard() -> None:
     group = RayWorkerGroup(HALVES, Worker, tensor=2)
     try:

@@ -34,6 +34,7 @@ def test_the_number_of_processes_changes_nothing(long: str) -> None:
     assert one.rows[:3] == (["a1", "a2", "a3"] if long == "drop" else ["a1", "bb1b", "a2"])
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_first_row_that_cannot_be_used_is_named(processes: int) -> None:
     rows = [{"id": str(n), "text": "a"} for n in range(200)]

@@ -119,6 +119,7 @@ FURTHER = [
 ]
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.parametrize("model_type", ["llama", *FURTHER])
 def test_log_probs_and_gradients_of_a_model_are_those_of_sdpa(model_type: str) -> None:
     """With grouped heads, windows of all layers and of some, caps of scores, scales, and in padded rows (lfm2)."""
@@ -171,6 +172,7 @@ def masks_made(monkeypatch: pytest.MonkeyPatch) -> list[BlockMask]:
     return made
 
 
+@pytest.mark.endurance("architectures")
 def test_a_mask_is_made_once_for_all_layers(masks_made: list[BlockMask]) -> None:
     model = small_model(small_config("gemma3_text", num_hidden_layers=4))
     use_flex_attention(model)
@@ -204,6 +206,7 @@ def test_rows_are_padded_to_few_sizes() -> None:
     assert max((padded_size(tokens) - tokens) / tokens for tokens in range(513, 70_000)) <= 1 / 4
 
 
+@pytest.mark.endurance("architectures")
 def test_other_trees_of_the_same_size_are_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.testing import CompileCounter
 
@@ -277,6 +280,7 @@ def test_dropout_in_attention_is_refused() -> None:
             flex(nn.Module(), *states, mask, token_tree=blocks)
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.parametrize("left_out", ["softcap", "sliding_window"])
 def test_a_part_that_flex_attention_leaves_out_is_noticed(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model(small_config("gemma2"))

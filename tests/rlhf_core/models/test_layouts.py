@@ -44,24 +44,29 @@ def require_right(model: Any, found: Layouts) -> None:
         assert oracle_error(model, layout) < 1e-4, layout
 
 
+FURTHER_KINDS = (
+    ("gemma3_text", "tree"),  # sliding windows
+    ("deepseek_v32", "packed"),  # an indexer
+    ("cohere2", "tree"),  # scales its logits
+    ("opt", "tree"),  # positions of its own, which it is told
+    ("mamba", "rows"),  # state-space layers alone
+    ("granitemoehybrid", "rows"),  # and with attention and experts
+    ("qwen3_5_text", "rows"),  # linear attention
+    ("bloom", "rows"),  # alibi
+    ("bert", "tree"),  # a head of several layers
+    ("llama4_text", "rows"),  # attention in chunks
+)
+
+
 @pytest.mark.parametrize(
     ("model_type", "expected"),
     [
         ("qwen3", "tree"),
-        ("gemma3_text", "tree"),  # sliding windows
         ("deepseek_v3", "tree"),  # latent attention, experts, groups of them
-        ("deepseek_v32", "packed"),  # an indexer
         ("gemma2", "packed"),  # caps its logits, and the scores of its attention
-        ("cohere2", "tree"),  # scales its logits
-        ("opt", "tree"),  # positions of its own, which it is told
         ("lfm2", "rows"),  # convolutions
-        ("mamba", "rows"),  # state-space layers alone
-        ("granitemoehybrid", "rows"),  # and with attention and experts
-        ("qwen3_5_text", "rows"),  # linear attention
         ("gpt_oss", "rows"),  # a mask without positions, and attention sinks
-        ("bloom", "rows"),  # alibi
-        ("bert", "tree"),  # a head of several layers
-        ("llama4_text", "rows"),  # attention in chunks
+        *(pytest.param(*kind, marks=pytest.mark.endurance("architectures")) for kind in FURTHER_KINDS),
     ],
 )
 def test_each_kind_of_model_is_computed_as_single_sequences_are(

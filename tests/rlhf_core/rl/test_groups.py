@@ -45,6 +45,7 @@ def ppo(critic: Settings, taste: Settings = NONE, kl: Settings = NONE, **rl: Any
     )
 
 
+@pytest.mark.endurance("rl-matrix")
 @pytest.mark.slow("RL twice")
 def test_critic_and_reward_model_in_a_group_train_what_they_train_beside_the_policy(
     inputs: dict[str, Input], tmp_path: Path

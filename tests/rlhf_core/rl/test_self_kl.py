@@ -34,10 +34,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
     [
         {"kl": KL},
         {"kl": {**KL, "offload": True}},
-        {"kl": {**KL, "engine": {"dtype": "float32", "zero_stage": 3, "tokens_per_micro_batch": 12}}},
+        pytest.param(
+            {"kl": {**KL, "engine": {"dtype": "float32", "zero_stage": 3, "tokens_per_micro_batch": 12}}},
+            marks=pytest.mark.endurance("rl-matrix"),
+        ),
         {"kl": KL, "lora": {"rank": 2, "target_modules": ("q_proj", "in_proj")}},
         {"kl": KL, "engine": BFLOAT16},
-        {"kl": {**KL, "engine": {**BFLOAT16, "zero_stage": 3}}, "engine": BFLOAT16},
+        pytest.param(
+            {"kl": {**KL, "engine": {**BFLOAT16, "zero_stage": 3}}, "engine": BFLOAT16},
+            marks=pytest.mark.endurance("rl-matrix"),
+        ),
     ],
     ids=["same rank", "offloaded", "sharded", "adapter off", "bfloat16", "bfloat16 sharded"],
 )

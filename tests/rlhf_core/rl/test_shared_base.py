@@ -103,6 +103,7 @@ def test_the_critic_learns_and_the_policy_is_left_alone(model: Input, tmp_path: 
     assert all("lora_" in name or "score" in name for name in moved)
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_sharing_the_base_changes_no_value(model: Input, tmp_path: Path) -> None:
     """The same start under another name is another input, and so gives the critic a base of its own."""
     found = []

@@ -69,12 +69,15 @@ FLOAT32 = {"dtype": "float32", "zero_stage": 0, "tokens_per_micro_batch": 12}
 @pytest.mark.parametrize(
     "settings",
     [
-        {}, {"kl": {**KL, "offload": True}}, {"lora": {"rank": 2}}, {"entropy_coefficient": 0.1},
+        {}, {"kl": {**KL, "offload": True}}, {"lora": {"rank": 2}},
         {"sampling": {"max_tokens": 4, "temperature": 0.01}}, {"sampling": {"max_tokens": 4, "temperature": 2.0}},
-        *({"engine": {**FLOAT32, "zero_stage": stage}} for stage in (1, 2, 3)),
-        *({"engine": {"tokens_per_micro_batch": 12, "gradient_checkpointing": kind}} for kind in (True, "selective")),
-        {"kl": {**KL, "engine": {**FLOAT32, "zero_stage": 3}}},
+        {"engine": {"tokens_per_micro_batch": 12, "gradient_checkpointing": True}},
         {"kl": {**KL, "estimator": "k3", "place": "reward"}},
+        *(pytest.param(settings, marks=pytest.mark.endurance("rl-matrix")) for settings in (
+            {"entropy_coefficient": 0.1}, *({"engine": {**FLOAT32, "zero_stage": stage}} for stage in (1, 2, 3)),
+            {"engine": {"tokens_per_micro_batch": 12, "gradient_checkpointing": "selective"}},
+            {"kl": {**KL, "engine": {**FLOAT32, "zero_stage": 3}}},
+        )),
     ],
     ids=str,
 )  # fmt: skip

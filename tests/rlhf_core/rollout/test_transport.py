@@ -63,6 +63,7 @@ _SILENT = {
 }  # fmt: skip
 
 
+@pytest.mark.endurance("rl-matrix")
 @pytest.mark.parametrize("fault", FAULTS[1:])
 def test_a_fault_of_one_process_is_an_error_of_all_others_in_time(ends: dict[str, Ends], fault: str) -> None:
     if fault in _OWN_ERRORS:

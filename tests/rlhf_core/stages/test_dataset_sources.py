@@ -92,6 +92,7 @@ def test_a_share_is_held_out_and_the_other_dataset_has_no_prompt_of_it(tmp_path:
         make(tmp_path, settings | {"share": 0.1, "limit": 3}, name="both")
 
 
+@pytest.mark.endurance("chaos")
 def test_the_number_of_processes_changes_neither_rows_nor_errors(tmp_path: Path) -> None:
     lines = [json.dumps({"prompt": f"{OTHER} {i % 900}"}).encode() for i in range(1000)]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines[:600], *BAD_LINES]))

@@ -69,6 +69,7 @@ def run(folder: Path, inputs: Mapping[str, Input], config: GenerateConfig) -> Ou
     return generate.run(config, inputs, context_of(folder, inputs), InProcessCluster(torch_engine))
 
 
+@pytest.mark.endurance("rl-matrix")
 def test_rewards_of_models_are_those_that_rl_gives_the_same_tokens(inputs: dict[str, Input], tmp_path: Path) -> None:
     whole = reward_model(tmp_path / "whole", inputs["model"], seed=1, mean=0.5, std=2.0)
     steps = reward_model(tmp_path / "steps", inputs["model"], seed=2, mean=-0.25, std=0.5)

@@ -43,6 +43,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     }  # fmt: skip
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.slow("trains until it has learned")
 def test_it_learns_which_completions_are_good(inputs: Inputs, tmp_path: Path) -> None:
     context = context_of(tmp_path, inputs)

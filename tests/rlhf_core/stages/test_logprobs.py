@@ -88,7 +88,7 @@ def test_how_often_the_chosen_completion_is_preferred(inputs: dict[str, Input], 
                      context_of(tmp_path / "other", given), inline)  # fmt: skip
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+@pytest.mark.parametrize("lora", [None, pytest.param({"rank": 4}, marks=pytest.mark.endurance("rl-matrix"))])
 @pytest.mark.slow("trains twice")
 def test_training_is_the_same(inputs: dict[str, Input], tmp_path: Path, lora: dict[str, Any] | None) -> None:
     stored = {

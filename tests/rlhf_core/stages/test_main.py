@@ -190,6 +190,7 @@ def test_a_killed_job_is_replaced_at_once_on_the_same_machine(
     run_job(local.store.url, spec.ref)
 
 
+@pytest.mark.endurance("chaos")
 @pytest.mark.slow("jobs that are stopped in order")
 def test_a_job_whose_lease_was_taken_stops_itself(local: ArtifactRepository, tmp_path: Path, jobs: _Jobs) -> None:
     spec = specified(local, tmp_path, SLOW)
@@ -206,6 +207,7 @@ def test_a_job_whose_lease_was_taken_stops_itself(local: ArtifactRepository, tmp
     assert _lease(local.store, spec.ref).holder == thief
 
 
+@pytest.mark.endurance("chaos")
 def test_of_two_jobs_one_computes_and_the_other_waits(local: ArtifactRepository, tmp_path: Path, jobs: _Jobs) -> None:
     sign = tmp_path / "sign"
     waits = f"import pathlib\n    while not pathlib.Path({str(sign)!r}).exists(): time.sleep(0.05)"
@@ -220,6 +222,7 @@ def test_of_two_jobs_one_computes_and_the_other_waits(local: ArtifactRepository,
     assert "at work" not in second.output
 
 
+@pytest.mark.endurance("chaos")
 def test_a_job_takes_over_when_the_other_fails(local: ArtifactRepository, tmp_path: Path, jobs: _Jobs) -> None:
     spec = specified(local, tmp_path, QUICK)
     lease = take_lease(local.store, lease_path(spec.ref))

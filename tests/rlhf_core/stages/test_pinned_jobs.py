@@ -28,7 +28,7 @@ from tests.hub import REPOSITORY, Hub, running_hub
 from tests.rlhf_core.stages.context import LocalContext
 from tests.rlhf_core.web_files import web_files
 
-pytestmark = [pytest.mark.parts, pytest.mark.usefixtures("own_folders")]
+pytestmark = [pytest.mark.endurance("architectures"), pytest.mark.usefixtures("own_folders")]
 
 RECIPE = """
 name: pinned

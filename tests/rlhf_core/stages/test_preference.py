@@ -61,7 +61,9 @@ def logprobs(folder: Path, rows: list[dict[str, Any]]) -> Tensor:
     return torch.stack(found).view(-1, 2)
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 16.0}])
+@pytest.mark.parametrize(
+    "lora", [None, pytest.param({"rank": 4, "alpha": 16.0}, marks=pytest.mark.endurance("architectures"))]
+)
 def test_it_learns_the_preference(inputs: dict[str, Input], tmp_path: Path, lora: dict[str, Any] | None) -> None:
     output, context = run(tmp_path, inputs, lora=lora, validation={**VALIDATION, "keep": "last"})
     assert output.kind == (Kind.POLICY if lora is None else Kind.ADAPTER)

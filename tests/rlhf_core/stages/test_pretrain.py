@@ -43,6 +43,7 @@ def test_a_text_longer_than_a_sequence_is_learnt_through_to_its_end(tmp_path: Pa
         assert predicted.tolist() == piece[1:]
 
 
+@pytest.mark.endurance("architectures")
 def test_an_adapter_is_merged_into_the_same_model(tmp_path: Path) -> None:
     inputs = {"model": base_model(tmp_path / "base"), "dataset": dataset(tmp_path / "data", [{"text": TEXT}] * 8)}
     config = PretrainConfig(

@@ -98,6 +98,7 @@ def test_it_learns_the_preference_and_transformers_gives_the_same_scores(tmp_pat
     assert context.logs[-1][1]["held_out_accuracy"] == 1.0
 
 
+@pytest.mark.endurance("architectures")
 def test_the_language_model_term_is_trained_beside_it(tmp_path: Path) -> None:
     """Two ranks train it sharded in test_two_ranks.py."""
     config = _config(language_model_coefficient=1.0)

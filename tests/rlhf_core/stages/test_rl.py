@@ -193,7 +193,8 @@ def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
     assert not torch.equal(critic["score.weight"], start["score.weight"])
 
 
-@pytest.mark.parametrize("serve_adapter", ["adapter", pytest.param("merged", marks=pytest.mark.endurance("rl-matrix"))])
+@pytest.mark.endurance("rl-matrix")
+@pytest.mark.parametrize("serve_adapter", ["adapter", "merged"])
 def test_a_lora_policy_is_served_either_way_and_trained_on_what_filtering_kept(
     model: Input, foreign_reward_model: Input, in_process: InProcessCluster, tmp_path: Path, serve_adapter: str
 ) -> None:

@@ -141,6 +141,7 @@ class Scripted(LanguageModelWorker):
         return super().validate(shard) | {"loss": self.SCRIPT[self.engine.counters.steps]}
 
 
+@pytest.mark.endurance("chaos")
 def test_the_weights_of_the_best_step_are_the_result(talks: dict[str, Input], tmp_path: Path) -> None:
     validation = {"dataset": "v", "every_steps": 1}
     output, context = run_sft(tmp_path / "run", talks, Scripted, validation=validation)

@@ -159,7 +159,7 @@ def test_an_adapter_alone_is_in_the_state(folder: Path, stage: int) -> None:
     assert state["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"].abs().max() > 0
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", [0, pytest.param(3, marks=pytest.mark.endurance("architectures"))])
 def test_with_the_adapter_off_it_is_the_base(folder: Path, stage: int) -> None:
     plain = PolicyModel(load_causal_model(folder, dtype=torch.float32, attention="sdpa"))
     engine = build(folder, lora=LoraConfig(rank=2), zero_stage=stage)
@@ -171,7 +171,7 @@ def test_with_the_adapter_off_it_is_the_base(folder: Path, stage: int) -> None:
     assert engine.step([batch()], loss).gradient_norm > 0
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", [0, pytest.param(3, marks=pytest.mark.endurance("architectures"))])
 def test_a_scalar_model_trains_its_head_and_its_backbone(folder: Path, stage: int) -> None:
     engine = DeepSpeedEngine(
         ScalarModel(load_scalar_model(folder, dtype=torch.float32, attention="sdpa")),

@@ -110,7 +110,15 @@ def test_passed_settings_reach_the_engine_and_a_wrong_one_ends_its_start(tmp_pat
         build(folder, zero_stage=2, deepspeed={"reduce_scatter": False})
 
 
-@pytest.mark.parametrize(("stage", "dtype"), [(0, "float32"), (2, "float32"), (2, "bfloat16"), (3, "float32")])
+@pytest.mark.parametrize(
+    ("stage", "dtype"),
+    [
+        (0, "float32"),
+        (2, "float32"),
+        (2, "bfloat16"),
+        pytest.param(3, "float32", marks=pytest.mark.endurance("architectures")),
+    ],
+)
 def test_without_a_maximum_no_gradient_is_scaled_down(tmp_path: Path, stage: int, dtype: str) -> None:
     folder = tiny_model(tmp_path)
     steps = {}

@@ -40,6 +40,7 @@ def test_master_weights_are_what_the_weights_are_rounded_from(folder: Path, sett
         assert any(not torch.equal(masters[name], live[name].float()) for name in live)
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_others_in_their_place_and_back(folder: Path, settings: dict[str, object]) -> None:
     engine, other, never = (build(folder, **settings) for _ in range(3))

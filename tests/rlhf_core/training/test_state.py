@@ -56,8 +56,8 @@ def steps(engine: DeepSpeedEngine, count: int) -> tuple[list[StepMetrics], dict[
         (1, "float32", OPTIMIZER, LORA),
         (2, "bfloat16", OPTIMIZER, DORA),
         (2, "bfloat16", OPTIMIZER, QLORA),
-        (3, "float32", MUON, None),
-        (3, "bfloat16", OPTIMIZER, None),
+        pytest.param(3, "float32", MUON, None, marks=pytest.mark.endurance("architectures")),
+        pytest.param(3, "bfloat16", OPTIMIZER, None, marks=pytest.mark.endurance("architectures")),
     ],
 )
 @pytest.mark.slow("trains under DeepSpeed three times")

@@ -61,7 +61,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answers(folder: Path) -> Answers:
-    return run_ranks("tests.rlhf_core.training.two_ranks", 2, folder)
+    return run_ranks("tests.rlhf_core.training.two_ranks", 2, folder, "essential")
+
+
+@pytest.fixture(scope="module")
+def further(folder: Path) -> Answers:
+    return run_ranks("tests.rlhf_core.training.two_ranks", 2, folder, "further")
 
 
 @pytest.mark.slow("starts two ranks for all tests of the file")
@@ -73,27 +78,29 @@ def test_both_ranks_get_metrics_over_both(answers: Answers) -> None:
     assert one["lucky"] == 3 / TOKENS
 
 
-def test_a_rank_without_a_picture_steps_with_one_that_has_one(folder: Path, answers: Answers) -> None:
+@pytest.mark.endurance("architectures")
+def test_a_rank_without_a_picture_steps_with_one_that_has_one(folder: Path, further: Answers) -> None:
     alone = build(folder / "vision" / "model", optimizer=GRADIENT, zero_stage=0)
     norm = alone.step(picture_and_text(folder), loss).gradient_norm
-    for numbers in answers[0]:
+    for numbers in further[0]:
         assert [numbers[f"images {stage}"]["norm"] for stage in (0, 2)] == pytest.approx([norm] * 2, rel=1e-4)
-    got = of(answers, "images 0")
+    got = of(further, "images 0")
     for name, value in gradient(alone).items():
         assert torch.allclose(got[name], value, atol=1e-5 * norm), name
     assert any("vision_model" in name and value.any() for name, value in got.items())
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.parametrize("name", SPLITS)
-def test_two_ranks_train_on_images_what_one_trains(folder: Path, answers: Answers, tmp_path: Path, name: str) -> None:
+def test_two_ranks_train_on_images_what_one_trains(folder: Path, further: Answers, tmp_path: Path, name: str) -> None:
     """Each rank has micro-batches with images where the other's have none."""
     settings, _ = SPLITS[name]
     alone = trained_on_images(folder, tmp_path, {**settings, "zero_stage": 0, "gradient_checkpointing": False})
-    one, other = (numbers[f"images {name}"] for numbers in answers[0])
+    one, other = (numbers[f"images {name}"] for numbers in further[0])
     assert one["losses"] == other["losses"] == pytest.approx(alone.losses, rel=1e-5)
     assert (one["pictures"], other["pictures"]) == ([0, 0, 1], [2, 1, 0])
     before = load_file(folder / "vision" / "model" / "model.safetensors")
-    found, wanted = of(answers, f"images {name}"), weights_of(alone.engine)
+    found, wanted = of(further, f"images {name}"), weights_of(alone.engine)
     assert found.keys() == wanted.keys()
     for key, weight in wanted.items():
         if key.endswith("k_proj.bias"):
@@ -150,12 +157,13 @@ def test_how_ranks_communicate_changes_no_bit(answers: Answers, name: str, reach
         assert computed == numbers[f"communication plain {name[-1]}"]["computed"]
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.parametrize("what", ["optimizer", "everything"])
-def test_offloading_changes_no_update(answers: Answers, what: str) -> None:
-    expected = of(answers, "offload nothing")
-    for name, found in of(answers, f"offload {what}").items():
+def test_offloading_changes_no_update(further: Answers, what: str) -> None:
+    expected = of(further, "offload nothing")
+    for name, found in of(further, f"offload {what}").items():
         torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-5, msg=name)
-    metrics, plain = answers[0][0][f"offload {what}"], answers[0][0]["offload nothing"]
+    metrics, plain = further[0][0][f"offload {what}"], further[0][0]["offload nothing"]
     assert metrics == pytest.approx(plain, rel=1e-5)
     assert plain["tokens"] == TOKENS
 
@@ -170,9 +178,10 @@ def test_experts_are_balanced_over_both(folder: Path, answers: Answers) -> None:
         torch.testing.assert_close(found, weights[name], rtol=1e-5, atol=1e-5, msg=name)
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.parametrize("stage", [0, 3])
-def test_a_model_in_rows_makes_the_same_forwards_on_both(folder: Path, answers: Answers, stage: int) -> None:
-    one, other = (numbers[f"rows {stage}"] for numbers in answers[0])
+def test_a_model_in_rows_makes_the_same_forwards_on_both(folder: Path, further: Answers, stage: int) -> None:
+    one, other = (numbers[f"rows {stage}"] for numbers in further[0])
     norm = build(folder / "leaky", zero_stage=0).step([batch()], loss).gradient_norm
     assert one == {"layouts": "rows", "forwards": 4, "norm": pytest.approx(norm, rel=1e-5)}
     assert other == {**one, "forwards": 4 if stage == 3 else 1}
@@ -196,27 +205,29 @@ def test_validation_is_over_both_ranks_and_changes_nothing(folder: Path, answers
     assert 0 < one["own"] < one["all"] == one["own"] + other["own"]
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.parametrize("name", ["plain", "sharded"])
-def test_a_teacher_may_be_sharded(folder: Path, answers: Answers, tmp_path: Path, name: str) -> None:
+def test_a_teacher_may_be_sharded(folder: Path, further: Answers, tmp_path: Path, name: str) -> None:
     worker = distillation_worker(folder, tmp_path, 0, 0)
     (metrics,) = worker.train([Shard([batch()], TOKENS, len(SEQUENCES))])
     wanted = {**metrics.means, "norm": metrics.gradient_norm}
     assert wanted["divergence"] > 1e-3
-    for numbers in answers[0]:
+    for numbers in further[0]:
         assert numbers[f"distillation {name}"] == pytest.approx(wanted, rel=1e-5)
     weights = weights_of(worker.engine)
-    for key, found in of(answers, f"distillation {name}").items():
+    for key, found in of(further, f"distillation {name}").items():
         torch.testing.assert_close(found, weights[key], rtol=1e-5, atol=1e-5, msg=key)
 
 
+@pytest.mark.endurance("architectures")
 @pytest.mark.parametrize("method", METHODS)
-def test_a_step_of_each_method_is_that_of_one_rank(folder: Path, answers: Answers, tmp_path: Path, method: str) -> None:
+def test_a_step_of_each_method_is_that_of_one_rank(folder: Path, further: Answers, tmp_path: Path, method: str) -> None:
     """One rank's step is compared with plain torch in float64 in tests/rlhf_core/supervised."""
     worker, metrics = one_step(method, folder, tmp_path, zero_stage=0)
     wanted = {**metrics.means, "norm": metrics.gradient_norm}
-    for name in {f"{method} 0", f"{method} 3"} & answers[0][0].keys():
-        one, other = (numbers[name] for numbers in answers[0])
+    for name in {f"{method} 0", f"{method} 3"} & further[0][0].keys():
+        one, other = (numbers[name] for numbers in further[0])
         assert one == other == pytest.approx(wanted, rel=1e-5)
-    found = of(answers, f"{method} 0")
+    found = of(further, f"{method} 0")
     for name, value in gradient(worker.engine).items():
         assert (found[name] - value).norm() <= 1e-5 * metrics.gradient_norm, name

@@ -300,11 +300,13 @@ def balanced_step(engine: DeepSpeedEngine, parts: list[PackedBatch]) -> StepMetr
     return engine.step(parts, balanced)
 
 
-def main(rank: int, address: str, folder: Path) -> None:
+SCENARIOS = {
+    "essential": (metrics, gradients, skipping, muon, communication, experts, dropout, validation),
+    "further": (offload, rows, distillation, supervised, images),
+}
+
+
+def main(rank: int, address: str, folder: Path, scenarios: str) -> None:
     torch.set_num_threads(1)
     join_group(rank=rank, size=2, address=address)
-    scenarios = (
-        metrics, gradients, skipping, muon, offload, communication, experts, rows, dropout, validation, distillation,
-        supervised, images,
-    )  # fmt: skip
-    write_answers(rank, folder, (answer for scenario in scenarios for answer in scenario(rank, folder)))
+    write_answers(rank, folder, (answer for scenario in SCENARIOS[scenarios] for answer in scenario(rank, folder)))
