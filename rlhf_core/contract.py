@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
+from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
 from rlhf_core.config.base import Role
 from rlhf_core.config.engines.placement import Reservation, of_each
@@ -101,6 +102,10 @@ class StageContext(Protocol):
     @property
     def checkpoints(self) -> Checkpoints:
         """Checkpoints of this stage's key."""
+
+    @property
+    def live(self) -> LiveFiles:
+        """Files for those who follow this stage. Those below `rollouts/` become part of its result."""
 
     def fetch(self, ref: ArtifactRef) -> Input:
         """Return the artifact on this node, its bytes verified; cached by content."""

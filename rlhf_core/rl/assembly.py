@@ -40,6 +40,7 @@ from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.reward_models import rank_scores, read_reward_models
 from rlhf_core.rl.rewarding import RewardPipeline
 from rlhf_core.rl.roles import CRITIC, placed_apart, require_same_positions, require_same_tokens, roles
+from rlhf_core.rl.rollout_log import RolloutLog
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.scoring import FrozenWorker
 from rlhf_core.rl.validation import HeldOut, Validation
@@ -194,5 +195,6 @@ def _wire(
     return Loop(
         config, read.algorithm, collector, trainer, publisher, context, turns=turns, validation=validation,
         checkpoints=Checkpointing(config.checkpoint, context, workers, driver, trained_apart), keeper=keeper,
-        processor=read.processor, row_counts=read.row_counts,
+        rollout_log=RolloutLog(config, read.tokenizer, context.live), processor=read.processor,
+        row_counts=read.row_counts,
     )  # fmt: skip

@@ -27,6 +27,7 @@ from rlhf_core.rl.keeping import Keeper
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
+from rlhf_core.rl.rollout_log import RolloutLog
 from rlhf_core.rl.validation import Validation
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.types import Rollouts, Trajectory
@@ -44,6 +45,7 @@ class Loop:
     turns: Turns
     validation: Validation | None = None
     keeper: Keeper | None = None
+    rollout_log: RolloutLog | None = None
     processor: ImageProcessor | None = None  # of the policy, if it reads images
     row_counts: Mapping[str, float] = field(default_factory=dict)  # dropped and truncated rows of the datasets
 
@@ -87,6 +89,10 @@ class Loop:
             }
             batch = self.algorithm.advantages(scored, rewards, groups, self.trainer.kl_coefficient, by_name)
             require_finite(batch, trajectories)
+
+        if self.rollout_log is not None:
+            with phase("keep"):
+                self.rollout_log.step(step + 1, trajectories, batch)
 
         with phase("update"):
             masks = self.config.settings.mask_truncated_completions

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
+from rlhf_core.artifacts.live import LiveFiles, LiveMetrics
+from rlhf_core.artifacts.logged_rollouts import KEPT_ROLLOUTS, ROLLOUTS_FOLDER
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
@@ -38,6 +40,8 @@ class JobContext:
     ):
         self.name, self.key, self.libraries = spec.name, spec.key, spec.libraries
         self.checkpoints = Checkpoints(store, spec.ref)
+        self.live = LiveFiles(store, spec.ref)
+        self._live_metrics = LiveMetrics(self.live)
         self._spec = spec
         self._store = store
         self._given_workdir = workdir
@@ -102,7 +106,17 @@ class JobContext:
         return self._spec.pins.get(url)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._job_tracker().log(step, metrics)
+        tracker = self._job_tracker()
+        tracker.log(step, metrics)
+        self._live_metrics.copy(tracker.logged)
+
+    def keep_rollouts(self, folder: Path) -> None:
+        """Write the logged rollouts of all attempts to the artifact's `folder`."""
+        for path in self.live.paths(f"{ROLLOUTS_FOLDER}/"):
+            if (data := self.live.get(path)) is not None:
+                copy = folder / KEPT_ROLLOUTS / path.removeprefix(f"{ROLLOUTS_FOLDER}/")
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(data)
 
     def logged(self) -> bytes:
         return self._job_tracker().logged()

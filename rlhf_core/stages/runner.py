@@ -121,6 +121,7 @@ def _compute(
         if output.kind in (Kind.BASE_MODEL, Kind.POLICY):
             write_ends_of_turn(output.folder)
         tracker.keep(output.folder)
+        context.keep_rollouts(output.folder)
         progress.report(0, 0, "publish")
         lease.check()
         reserved = config.reserves()
@@ -131,6 +132,7 @@ def _compute(
         computed = repository.upload(manifest, output.folder)
         stored = repository.commit(computed)
         context.checkpoints.clear()
+        context.live.clear()
         return computed, stored
 
 

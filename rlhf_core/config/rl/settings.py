@@ -20,7 +20,7 @@ from rlhf_core.config.rl.algorithms import AlgorithmConfig
 from rlhf_core.config.rl.asynchronous import AsynchronousConfig
 from rlhf_core.config.rl.critic import POLICY_START
 from rlhf_core.config.rl.groups import reservations, workers_of
-from rlhf_core.config.rl.keep import KeepConfig
+from rlhf_core.config.rl.keep import KeepConfig, LogRolloutsConfig
 from rlhf_core.config.stages.base import EnginesConfig, HeldModel, JudgedBy, Quantisation, RowLimit
 from rlhf_core.config.stages.checkpoint import CheckpointConfig
 from rlhf_core.config.stages.trained import LoraConfig
@@ -69,6 +69,9 @@ class RLSettings(EnginesConfig, KeyedConfig):
         default=None, description="validation on held-out prompts during training; none: the result is the last weights"
     )
     keep: KeepConfig = since_default(KeepConfig(), description="artifacts kept of single steps")
+    log_rollouts: LogRolloutsConfig | None = operational(
+        LogRolloutsConfig(), description="a sample of the rollouts, logged for `alignment ui`; none: nothing is logged"
+    )
     placement: Placement = operational(Placement, description="resources of the training workers")
     hybrid: bool = operational(
         False, description="workers and engines time-share their devices instead of using twice as many"

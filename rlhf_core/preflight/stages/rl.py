@@ -14,6 +14,9 @@ from rlhf_core.preflight.stages.context import CheckContext, Note
 from rlhf_core.preflight.stages.hints import hint_problem
 from rlhf_core.preflight.stages.trained import adapter_problems, engine_problems, few_rows
 
+_BYTES_PER_LOGGED_TOKEN = 20  # compressed: its text, and four or five numbers
+_LEAST_SIZE = 1e6
+
 
 def check(config: RLConfig, node: Draft, context: CheckContext) -> Iterator[str | Note]:
     block, critic = f"{node.section}.{config.block}", config.settings.critic_settings
@@ -27,8 +30,21 @@ def check(config: RLConfig, node: Draft, context: CheckContext) -> Iterator[str 
     if teacher is not None and teacher.hint is not None:
         problem = hint_problem(config, teacher.hint, context.models.get(node.name), context)
         yield from () if problem is None else (f"{block}.teacher.hint: `{config.dataset}`: {problem}",)
+    yield from _logged(config, node)
     more = "a step has prompts more than once"
     yield from few_rows(config.dataset, "prompts_per_step", config.prompts_per_step, more, node, context)
+
+
+def _logged(config: RLConfig, node: Draft) -> Iterator[Note]:
+    """Yield the size of the logged rollouts, if it counts."""
+    log = config.log_rollouts
+    if log is None:
+        return
+    prompts, steps = min(log.prompts, config.prompts_per_step), min(log.steps, config.steps)
+    tokens = steps * prompts * config.settings.group_size * config.rollout.max_length
+    if (size := tokens * _BYTES_PER_LOGGED_TOKEN) >= _LEAST_SIZE:
+        text = f"{node.section}.log_rollouts: up to {size / 1e6:.0f} MB of rollouts are logged, of {steps} steps"
+        yield Note(text)
 
 
 def _engine_differences(config: RLConfig, node: Draft, context: CheckContext) -> Iterator[str]:

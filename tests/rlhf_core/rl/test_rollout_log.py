@@ -1,0 +1,113 @@
+"""The log of rollouts: which steps and prompts it has, and that each token stands with what it was trained on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf_core.artifacts.live import LiveFiles
+from rlhf_core.artifacts.local_store import LocalStore
+from rlhf_core.artifacts.logged_rollouts import LoggedStep, decode_step, step_of
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.rl.experience import pack_trajectories
+from rlhf_core.rl.rollout_log import RolloutLog, chosen_groups
+from rlhf_core.types import Branch, Prompt, SequenceImage, TrainingBatch, Trajectory
+from tests.rlhf_core.rl.test_loop import CONFIG, TOKENIZER, FunctionOf, loop
+
+pytestmark = pytest.mark.parts
+
+REF = ArtifactRef(stage="rl", key="0" * 64)
+ROW = {"id": "r", "prompt": [{"role": "user", "content": "0?"}], "answer": 7}
+
+
+def steps_in(live: LiveFiles) -> dict[int, LoggedStep]:
+    files = {step_of(path): live.get(path) for path in live.paths("rollouts/")}
+    return {step: decode_step(data, "here") for step, data in files.items() if step is not None and data is not None}
+
+
+def trajectory(reward: float, *branches: Branch, images: tuple[SequenceImage, ...] = ()) -> Trajectory:
+    prompt = Prompt("r", "0?", (1, 2), ROW, images=images)
+    sampled = torch.tensor([False, False, True, True])
+    logprobs = torch.tensor([0.0, 0.0, -1.0, -0.25])
+    return Trajectory(
+        prompt, torch.tensor([1, 2, 3, 4]), sampled, logprobs, weight_version=5, finish_reason="stop", completion="b",
+        reward=reward, extra={"own": reward}, branches=branches, turns=1 + len(branches),
+    )  # fmt: skip
+
+
+def trained_on(trajectories: list[Trajectory]) -> TrainingBatch:
+    rollouts = pack_trajectories(trajectories)
+    counted = torch.arange(rollouts.num_tokens, dtype=torch.float32)
+    return TrainingBatch(
+        **{name: value for name, value in vars(rollouts).items() if not name.startswith("_")},
+        old_logprobs=torch.where(rollouts.loss_mask, rollouts.rollout_logprobs + torch.tensor(2.0).log(), 0.0),
+        advantages=torch.where(rollouts.loss_mask, counted, 0.0),
+    )
+
+
+def test_each_token_stands_with_what_it_was_trained_on(tmp_path: Path) -> None:
+    ours = loop(tmp_path, FunctionOf(lambda c: float(c == "a")))
+    log = RolloutLog(CONFIG, TOKENIZER, ours.context.live)
+    last = replace(ours, rollout_log=log).run()
+    steps = steps_in(ours.context.live)
+    assert sorted(steps) == [1, 2, 3]
+    step = steps[3]
+    assert (step.prompts, step.completions, len(step.groups)) == (2, 4, 2)
+    assert sum(step.histograms["reward"].counts) == 4
+    completions = [completion for group in step.groups for completion in group.completions]
+    assert sorted(completion.text for completion in completions) == ["a", "a", "bb", "bb"]
+    assert sum(c.reward or 0.0 for c in completions) / 4 == last["reward"]
+    for completion in completions:
+        (sequence,) = completion.sequences
+        sampled = [text for text, trained in zip(sequence.texts, sequence.trained, strict=True) if trained]
+        assert "".join(sampled) == completion.text + TOKENIZER.eos_token
+        assert sequence.engine_logprobs == (-1.0,) * len(sampled)  # as the engine is scripted
+        assert {value and value > 0 for value in sequence.advantages} == {completion.text == "a"}
+        assert completion.versions == ((len(sampled), 2),)
+    assert step.groups[0].prompt[0]["content"].endswith("?")
+
+
+def test_the_same_run_logs_the_same_bytes(tmp_path: Path) -> None:
+    logs = []
+    for name in ("one", "other"):
+        ours = loop(tmp_path / name, FunctionOf(lambda c: float(c == "a")))
+        replace(ours, rollout_log=RolloutLog(CONFIG, TOKENIZER, ours.context.live)).run()
+        logs.append({path: ours.context.live.get(path) for path in ours.context.live.paths()})
+    assert logs[0] == logs[1] != {}
+
+
+def test_an_episode_has_all_its_sequences_and_images(tmp_path: Path) -> None:
+    picture = tmp_path / ("a" * 64)
+    picture.write_bytes(b"pixels")
+    image = SequenceImage(str(picture), start=0, length=1)
+    branch = Branch(torch.tensor([9, 8]), torch.tensor([False, True]), torch.tensor([0.0, -2.0]), (image,))
+    trajectories = [trajectory(0.0), trajectory(1.0, branch, images=(image,)), trajectory(2.0), trajectory(-1.0)]
+    live = LiveFiles(LocalStore(tmp_path / "store"), REF)
+    without = [replace(each, prompt=replace(each.prompt, images=())) for each in trajectories]
+    batch = trained_on(
+        [replace(each, branches=tuple(replace(b, images=()) for b in each.branches)) for each in without]
+    )
+    RolloutLog(CONFIG, TOKENIZER, live).step(3, trajectories, batch)
+    (step,) = steps_in(live).values()
+    plain, branched = step.groups[0].completions
+    assert (step.groups[0].answer, plain.sequences[0].advantages) == ("7", (2.0, 3.0))
+    main, other = branched.sequences
+    assert (main.token_ids, main.advantages, main.engine_logprobs) == ((1, 2, 3, 4), (6.0, 7.0), (-1.0, -0.25))
+    assert (other.token_ids, other.trained, other.engine_logprobs) == ((9, 8), (False, True), (-2.0,))
+    assert other.advantages == (9.0,)
+    assert main.trainer_logprobs == pytest.approx((-0.30685, 0.44315))
+    assert (main.images, other.images) == (((image_of := main.images[0]),), (image_of,))
+    assert live.get(f"rollouts/images/{image_of.sha256}") == b"pixels"
+    assert step.histograms["ratio"].edges[0] <= 2.0 <= step.histograms["ratio"].edges[-1]
+    assert sum(step.histograms["length"].counts) == 4
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(1, [1]), (2, [1, 3]), (3, [0, 1, 3]), (9, [0, 1, 2, 3])],
+)
+def test_the_lowest_and_the_highest_reward_come_before_other_prompts(count: int, expected: list[int]) -> None:
+    assert chosen_groups([0.5, 0.5, -1.0, 0.5, 0.5, 0.5, 0.5, 2.0], 2, count) == expected
