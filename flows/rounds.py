@@ -64,7 +64,7 @@ def _run_round(loop: Rounds, recipe: str, overrides: Sequence[str], run_id: str,
     loop.start(start)
     name = f"round {start.number} of {run_name(prepared.loaded.recipe, overrides)}"
     name_run(UUID(run_id), name, prepared.loaded.recipe)
-    futures = compute(prepared, prepared.graph, cancel)
+    futures = compute(prepared, overrides, started_at, prepared.graph, cancel)
     if cancel.is_set():
         return
     try:

@@ -24,7 +24,7 @@ from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import NothingLeftError, RecipeError, StageError
 from rlhf_core.graph.graph import Node
 from rlhf_core.pipeline.prepare import Prepared, pins_path, prepare
-from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
+from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
 from rlhf_core.pipeline.specs import run_settings
 from rlhf_core.report.formatting import main_metrics
 from tasks.prefect_tasks import StageRunner, stage_task
@@ -51,14 +51,30 @@ def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | No
             prepared.require_single_run()
         nodes = prepared.graph if only is None else _chosen(only, prepared)
         name_run(UUID(run_id), run_name(prepared.loaded.recipe, overrides, only), prepared.loaded.recipe)
-        futures = compute(prepared, nodes, cancel)
+        futures = compute(prepared, overrides, started_at, nodes, cancel)
     if cancel.is_set():
         return CANCELLED
     return conclude(prepared, overrides, started_at, nodes, futures)
 
 
-def compute(prepared: Prepared, nodes: Mapping[str, Node], cancel: threading.Event) -> Futures:
-    """Run the nodes to their end, or until `cancel` is set."""
+def compute(
+    prepared: Prepared,
+    overrides: Sequence[str],
+    started_at: datetime,
+    nodes: Mapping[str, Node],
+    cancel: threading.Event,
+) -> Futures:
+    """Run the nodes to their end, or until `cancel` is set. Stores what it is about to compute, for followers."""
+    write_start(
+        prepared.store,
+        RunStart(
+            run_id=str(runtime.flow_run.id),
+            recipe=prepared.loaded.recipe.model_dump(mode="json"),
+            overrides=tuple(overrides),
+            started_at=started_at,
+            nodes={name: node.ref for name, node in nodes.items()},
+        ),
+    )
     settings = run_settings(prepared, str(runtime.flow_run.id))
     runner = StageRunner(settings, nodes, prepared.repository, connect(), cancel)
     futures = _submit(nodes, runner)

@@ -25,6 +25,7 @@ from deployments.cli import (
     serving,
     stack,
     try_stage,
+    ui,
     verification,
 )
 from deployments.cli.failures import explanation, prepare_streams, require_unicode
@@ -33,7 +34,7 @@ from deployments.stack.environment import load_stack_environment
 from rlhf_core.errors import did_you_mean
 from rlhf_core.system.variables import check_all
 
-_MODULES = (stack, init, run, loop, try_stage, artifacts, sampling, serving, merging, cluster, verification)
+_MODULES = (stack, init, run, loop, try_stage, ui, artifacts, sampling, serving, merging, cluster, verification)
 
 
 _WITH_ANY_VARIABLES = ("down", "status", "env")  # so that a stack can be ended whatever the shell's variables are

@@ -18,8 +18,9 @@ from rlhf_core.config.base import Dtype
 from rlhf_core.inference.model_server import Address, running_server, served_model
 from rlhf_core.inference.models import chat_tokenizer, found_folder, named_models, require_whole, whole_model
 from rlhf_core.models.folders.folder import stored_dtype
-from rlhf_core.reward_server.processes import listening, reward_application, serve
+from rlhf_core.reward_server.processes import reward_application, serve
 from rlhf_core.reward_server.settings import Serving, require_reward_model
+from rlhf_core.system.network import listening
 from rlhf_core.system.variables import value_of
 
 app = typer.Typer()

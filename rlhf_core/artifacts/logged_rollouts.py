@@ -59,7 +59,7 @@ class LoggedCompletion(Config):
     reward: float | None  # total: of the completion and of its steps; None: not finite
     rewards: dict[str, float | None]  # by name, before weights and shaping
     score: float | None = None
-    environment: dict[str, float | None] = Field({})  # the environment's counters
+    environment: dict[str, float | None] = Field(default_factory=dict)  # the environment's counters
     versions: tuple[tuple[int, int], ...]  # (tokens, version of the weights that sampled them)
     messages: tuple[dict[str, Any], ...] | None = None  # that the last reply answers, in a later turn; None: the prompt
     sequences: tuple[LoggedSequence, ...]  # the one of the last reply first

@@ -23,8 +23,8 @@ from rlhf_core.inference.settings import engine_config
 from rlhf_core.models.folders.folder import context_length, stored_dtype
 from rlhf_core.processes.child_output import ChildOutput, kept_output
 from rlhf_core.processes.child_process import ChildProcess
-from rlhf_core.reward_server.processes import listening
 from rlhf_core.rollout.vllm.server import HEALTH, Served, run_server
+from rlhf_core.system.network import listening
 from rlhf_core.system.scratch import scratch_folder
 
 _STOP_SECONDS = 30.0  # that the server has to end its engine in order

@@ -1,4 +1,4 @@
-"""Record of a run's inputs and results: one JSON document in the store, at runs/<run id>/run.json."""
+"""Record of a run's inputs and results: JSON documents in the store, start.json and run.json below runs/<run id>/."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ class NodeRecord(Config):
     seconds: float = 0.0  # this run's; of a reused stage, the look-up
     metrics: dict[str, MetricValue] = Field(default_factory=dict)
     error: str = ""
+
+
+class RunStart(Config):
+    """What a run is about to compute, written before its first job."""
+
+    run_id: str
+    recipe: dict[str, Any]  # resolved
+    overrides: tuple[str, ...]
+    started_at: datetime
+    nodes: dict[str, ArtifactRef]
 
 
 class RunRecord(Config):
@@ -65,3 +75,17 @@ def write_record(store: Store, record: RunRecord) -> None:
 def read_record(store: Store, run_id: str) -> RunRecord | None:
     data = store.get(record_path(run_id))
     return None if data is None else parsed(RunRecord, data, record_path(run_id), "the record of a run")
+
+
+def start_path(run_id: str) -> str:
+    return f"runs/{run_id}/start.json"
+
+
+def write_start(store: Store, start: RunStart) -> None:
+    """Write what a run is about to compute; a retried run replaces it."""
+    store.put(start_path(start.run_id), start.model_dump_json(indent=1).encode())
+
+
+def read_start(store: Store, run_id: str) -> RunStart | None:
+    data = store.get(start_path(run_id))
+    return None if data is None else parsed(RunStart, data, start_path(run_id), "the start of a run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def gather(nodes: Mapping[str, Input], *, samples: int) -> Content:
     return Content(
         stages=[_stage_row(name, item) for name, item in nodes.items()],
         sets=[_set(evaluations, comparable, samples) for comparable in _by_prompts(answers)],
-        curves={name: curves for name, item in nodes.items() if (curves := _curves(item.folder / METRICS_FILE))},
+        curves={name: curves for name, item in nodes.items() if (curves := curves_of(item.folder / METRICS_FILE))},
         edges=_edges(nodes),
     )
 
@@ -141,13 +142,16 @@ def _edges(nodes: Mapping[str, Input]) -> list[tuple[str, str]]:
     ]
 
 
-def _curves(path: Path) -> Curves:
+def curves_of(metrics: Path | bytes) -> Curves:
+    """Return the curves of a metrics.jsonl, or of its lines so far; none without the file: few stages log metrics."""
+    if isinstance(metrics, Path):
+        metrics = metrics.read_bytes() if metrics.exists() else b""
     curves: Curves = {}
-    if path.exists():  # only stages that train log metrics
-        for line in read_jsonl(path):
-            for name, value in line.items():
-                if name not in ("step", "time") and isinstance(value, int | float):
-                    curves.setdefault(name, []).append((line["step"], value))
+    for line in metrics.splitlines():
+        values = json.loads(line)
+        for name, value in values.items():
+            if name not in ("step", "time") and isinstance(value, int | float):
+                curves.setdefault(name, []).append((values["step"], value))
     return curves
 
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING
 
-from rlhf_core.errors import AlignmentError, StageError, one_line
+from rlhf_core.errors import AlignmentError, StageError
 from rlhf_core.reward_server.settings import Serving
 
 if TYPE_CHECKING:
@@ -108,19 +108,3 @@ def _end_with_parent() -> None:
     assert parent is not None
     wait([parent.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises StageError if the address is in use, or is none of this machine."""
-    if not host.strip():
-        raise StageError("--host is empty: give an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except (UnicodeError, TypeError) as error:  # not a host name, for which Python has several errors
-        raise StageError(f"--host {one_line(host)[:80]}: no host can be called so: give an address") from error
-    except OSError as error:
-        reason = str(error.strerror).partition(" (while attempting")[0]  # Python appends the address
-        raise StageError(
-            f"cannot listen on {one_line(host)[:80]}, port {port} ({reason}): give another --port or --host"
-        ) from error

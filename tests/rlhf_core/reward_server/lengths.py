@@ -12,7 +12,8 @@ from multiprocessing.synchronize import Semaphore
 
 from aiohttp import web
 
-from rlhf_core.reward_server.processes import listening, serve
+from rlhf_core.reward_server.processes import serve
+from rlhf_core.system.network import listening
 
 SEMAPHORE = web.AppKey("semaphore", Semaphore)
 

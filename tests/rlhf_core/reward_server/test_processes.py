@@ -18,8 +18,8 @@ from deployments.cli.main import app
 from rlhf_core.config.rewards.rewards import HTTPReward
 from rlhf_core.errors import StageError
 from rlhf_core.models.folders.folder import update_json
-from rlhf_core.reward_server.processes import listening
 from rlhf_core.rewards.http import RewardServer
+from rlhf_core.system.network import listening
 from tests.rlhf_core.reward_server.models import reward_model
 from tests.services import LOOPBACK, free_ports
 

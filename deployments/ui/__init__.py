@@ -1,0 +1,1 @@
+"""The browser of the store: `alignment ui`."""

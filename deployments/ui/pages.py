@@ -1,0 +1,298 @@
+"""The pages: what each shows of the store, rendered by its template."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from statistics import fmean
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from deployments.cli.tables import duration
+from deployments.ui.charts import curve_charts, grouped, histogram_charts
+from deployments.ui.reading import NodeView, Run, StoreReader
+from rlhf_core.artifacts.aliases import ALIASES, Alias
+from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, LoggedSequence, LoggedStep
+from rlhf_core.errors import AlignmentError
+from rlhf_core.report.content import Content, Difference
+from rlhf_core.report.formatting import main_metrics, number, visible
+
+_MOST_RUNS = 200  # of a page
+_MOST_COMPARED = 6
+
+Where = Mapping[str, str]  # the parts of a page's path, by name
+Query = Mapping[str, str]
+
+
+class NotFoundError(AlignmentError):
+    """Raised for a page of something that the store does not have."""
+
+
+class Pages:
+    def __init__(self, reader: StoreReader):
+        self._reader = reader
+        self._templates = Environment(
+            loader=PackageLoader("deployments.ui"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        )
+        self._templates.filters |= {
+            "number": number, "visible": visible, "duration": duration, "metrics": main_metrics, "url": _quoted
+        }  # fmt: skip
+
+    def asset(self, name: str) -> bytes:
+        return (files("deployments.ui") / "templates" / name).read_bytes()
+
+    def error(self, text: str) -> str:
+        return self._rendered("error.html", title="Error", text=text)
+
+    def runs(self, where: Where, query: Query) -> str:
+        """The runs of the store that match `q`, a part of the recipe's name, an override or the id, and `outcome`."""
+        wanted, outcome = query.get("q", ""), query.get("outcome", "")
+        runs = [
+            run
+            for run in self._reader.runs()
+            if (not outcome or run.outcome == outcome)
+            and wanted.lower() in " ".join([run.name, run.run_id, *run.overrides]).lower()
+        ]
+        return self._rendered(
+            "runs.html", title="Runs", runs=runs[:_MOST_RUNS], count=len(runs), query=wanted, outcome=outcome,
+            outcomes=("succeeded", "failed", "unfinished"), headline=_headline_metric,
+        )  # fmt: skip
+
+    def run(self, where: Where, query: Query) -> str:
+        """A run: its result in a sentence, its stages, its evaluations, samples before and after, and its curves."""
+        run = self._run(where)
+        nodes = self._reader.nodes(run)
+        content = self._reader.content(nodes)
+        curves = content.curves if content is not None else {}
+        return self._rendered(
+            "run.html", title=run.name, refresh=run.record is None, run=run, nodes=nodes, content=content,
+            results=_results(content),
+            logged={node.name: steps[-1] for node in nodes if (steps := self._reader.logged_steps(node))},
+            with_curves=[node for node in nodes if node.state == "running" or node.name in curves],
+            total=sum(node.manifest.device_seconds for node in nodes if node.manifest and node.state != "reused"),
+        )  # fmt: skip
+
+    def node(self, where: Where, query: Query) -> str:
+        """A stage: its curves, whose points open the rollouts of their step, its settings and its inputs."""
+        run, node = self._node(where)
+        curves = grouped(self._reader.curves(node))
+        return self._rendered(
+            "node.html", title=f"{run.name}: {node.name}", refresh=node.state == "running", run=run, node=node,
+            steps=self._reader.logged_steps(node), charts=curve_charts(curves.charts), constants=curves.constants,
+            here=_path_of(run, node),
+        )  # fmt: skip
+
+    def step(self, where: Where, query: Query) -> str:
+        """The logged prompts of a step, or of the nearest logged step before it; those with a low reward first.
+
+        `histogram`, `low` and `high` in the query leave the completions within a bar.
+        """
+        run, node, steps, step = self._step(where)
+        groups = sorted(enumerate(step.groups), key=lambda item: _lowest_then_mean(item[1]))
+        chosen = _within(step, query) if "histogram" in query else None
+        before = [each for each in steps if each < step.step]
+        after = [each for each in steps if each > step.step]
+        return self._rendered(
+            "step.html", title=f"{node.name}, step {step.step}", run=run, node=node, step=step, groups=groups,
+            charts=histogram_charts(step.histograms), steps=steps, chosen=chosen, query=query,
+            before=before[-1] if before else None, after=after[0] if after else None, asked=int(where["step"]),
+            here=f"{_path_of(run, node)}/steps/{step.step}", asked_of=_last_message,
+            shade=_shade,
+        )  # fmt: skip
+
+    def group(self, where: Where, query: Query) -> str:
+        """The completions of a prompt side by side, by their advantage."""
+        run, node, _, step = self._step(where)
+        index, group = _indexed(step.groups, where["group"], "prompt")
+        completions = sorted(enumerate(group.completions), key=lambda item: -mean_advantage(item[1]))
+        return self._rendered(
+            "group.html", title=f"{node.name}, step {step.step}, prompt {index + 1}", run=run, node=node, step=step,
+            index=index, group=group, completions=completions, mean_advantage=mean_advantage,
+        )  # fmt: skip
+
+    def completion(self, where: Where, query: Query) -> str:
+        """A completion: its conversation, and every token with what it was trained on."""
+        run, node, _, step = self._step(where)
+        index, group = _indexed(step.groups, where["group"], "prompt")
+        number_of, completion = _indexed(group.completions, where["completion"], "completion")
+        return self._rendered(
+            "completion.html", title=f"{node.name}, step {step.step}, prompt {index + 1}, completion {number_of + 1}",
+            run=run, node=node, step=step, index=index, group=group, number_of=number_of, completion=completion,
+            mean_advantage=mean_advantage, tokens=[tokens_of(sequence) for sequence in completion.sequences],
+        )  # fmt: skip
+
+    def image(self, where: Where) -> bytes:
+        _, node = self._node(where)
+        data = self._reader.image(node, where["sha256"])
+        if data is None:
+            raise NotFoundError(f"{node.name} has no such image")
+        return data
+
+    def compare(self, where: Where, query: Query) -> str:
+        """Up to six runs: curves of stages of the same name in one chart, and the settings that differ."""
+        ids = query.get("run", "").split()[:_MOST_COMPARED]
+        runs = [self._run({"run": run_id}) for run_id in ids]
+        curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
+        for run in runs:
+            for node in self._reader.nodes(run):
+                for name, points in self._reader.curves(node).items():
+                    if "/" not in name and len(points) > 1:
+                        curves.setdefault(f"{node.name}: {name}", {})[f"{run.run_id[:8]} {run.name}"] = points
+        shared = {title: lines for title, lines in curves.items() if len(lines) == len(runs)}
+        return self._rendered(
+            "compare.html", title="Compare", runs=runs, charts=curve_charts(shared), settings=different_settings(runs),
+            headline=_headline_metric,
+        )  # fmt: skip
+
+    def models(self, where: Where, query: Query) -> str:
+        """The aliases of the store, with what they refer to."""
+        store = self._reader.repository.store
+        paths = [path for path in store.list(f"{ALIASES}/") if path.endswith(".json")]
+        aliases = {
+            path.removeprefix(f"{ALIASES}/").removesuffix(".json"): Alias.parse(path, data)
+            for path in paths
+            if (data := store.get(path)) is not None
+        }
+        return self._rendered("models.html", title="Models", aliases=aliases)
+
+    def _run(self, where: Where) -> Run:
+        run = self._reader.run(where["run"]) if where["run"].isprintable() and "/" not in where["run"] else None
+        if run is None:
+            raise NotFoundError(f"the store has no run {where['run']}")
+        return run
+
+    def _node(self, where: Where) -> tuple[Run, NodeView]:
+        run = self._run(where)
+        node = next((node for node in self._reader.nodes(run) if node.name == where["node"]), None)
+        if node is None:
+            raise NotFoundError(f"the run {run.run_id} has no stage {where['node']}")
+        return run, node
+
+    def _step(self, where: Where) -> tuple[Run, NodeView, list[int], LoggedStep]:
+        """Return the logged step that was asked for, or the nearest one before it, else the first."""
+        run, node = self._node(where)
+        steps = self._reader.logged_steps(node)
+        asked = where["step"]
+        if not steps or not asked.isdecimal():
+            raise NotFoundError(f"{node.name} has no logged rollouts: `log_rollouts` is none, or no step has ended yet")
+        nearest = max((step for step in steps if step <= int(asked)), default=steps[0])
+        logged = self._reader.logged_step(node, nearest)
+        if logged is None:
+            raise NotFoundError(
+                f"the rollouts of step {nearest} of {node.name} are gone: the stage has just ended, ask again"
+            )
+        return run, node, steps, logged
+
+    def _rendered(self, template: str, **context: Any) -> str:
+        return self._templates.get_template(template).render(**context)
+
+
+def tokens_of(sequence: LoggedSequence) -> list[dict[str, Any]]:
+    """Return each token of a sequence with its values; those that are not trained have only a text."""
+    tokens: list[dict[str, Any]] = []
+    trained = 0
+    for text, token_id, is_trained in zip(sequence.texts, sequence.token_ids, sequence.trained, strict=True):
+        token: dict[str, Any] = {"text": text, "id": token_id}
+        if is_trained:
+            token["engine"] = sequence.engine_logprobs[trained]
+            token["advantage"] = sequence.advantages[trained]
+            for name, values in (
+                ("trainer", sequence.trainer_logprobs),
+                ("reference", sequence.reference_logprobs),
+                ("value", sequence.values),
+                ("step reward", sequence.step_rewards),
+            ):
+                if values is not None:
+                    token[name] = values[trained]
+            trained += 1
+        tokens.append(token)
+    return tokens
+
+
+def mean_advantage(completion: LoggedCompletion) -> float:
+    values = [value for each in completion.sequences for value in each.advantages if value is not None]
+    return fmean(values) if values else 0.0
+
+
+def different_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the settings in which the recipes of the runs differ, by path, with the value of each run."""
+    flat = [dict(_flat(run.recipe)) for run in runs]
+    names = dict.fromkeys(name for settings in flat for name in settings)
+    values = {name: [settings.get(name) for settings in flat] for name in names}
+    return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
+
+
+def _flat(value: Any, at: str = "") -> list[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        return [pair for key, each in value.items() for pair in _flat(each, f"{at}.{key}" if at else str(key))]
+    return [(at, value)]
+
+
+def _results(content: Content | None) -> list[Difference]:
+    """Return the difference of the last model to the first in each evaluation, by its first scorer."""
+    return [each.differences[-1] for each in content.sets if each.differences] if content is not None else []
+
+
+def _headline_metric(run: Run) -> str:
+    """Return the main metrics of the last evaluation of a run, else of its last stage that has some."""
+    if run.record is None:
+        return ""
+    nodes = [node for node in run.record.nodes if node.metrics and node.ref.stage != "report"]
+    evaluated = [node for node in nodes if node.ref.stage == "evaluation"]
+    return main_metrics((evaluated or nodes)[-1].metrics) if nodes else ""
+
+
+def _rewards(group: LoggedGroup) -> list[float]:
+    return [each.reward for each in group.completions if each.reward is not None]
+
+
+def _lowest_then_mean(group: LoggedGroup) -> tuple[float, float]:
+    rewards = _rewards(group) or [math.inf]
+    return min(rewards), fmean(rewards)
+
+
+def _shade(group: LoggedGroup, completion: LoggedCompletion) -> str:
+    """Return how a completion's reward compares with those of its group: `high`, `low`, or nothing."""
+    rewards = _rewards(group)
+    if completion.reward is None or min(rewards) == max(rewards):
+        return ""
+    return "high" if completion.reward == max(rewards) else "low" if completion.reward == min(rewards) else ""
+
+
+def _last_message(group: LoggedGroup) -> str:
+    """Return the text of a prompt's last message, or its id if it has none."""
+    content = group.prompt[-1].get("content") if group.prompt else None
+    return content if isinstance(content, str) else group.id
+
+
+def _within(step: LoggedStep, query: Query) -> list[tuple[int, int, LoggedCompletion]]:
+    """Return the logged completions within a bar of a histogram, with the numbers of their prompts and their own."""
+    try:
+        low, high = float(query["low"]), float(query["high"])
+    except (KeyError, ValueError) as error:
+        raise NotFoundError("give low and high of the bar as numbers") from error
+    chosen = []
+    for g, group in enumerate(step.groups):
+        for c, completion in enumerate(group.completions):
+            value = {"reward": completion.reward, "length": completion.sampled_tokens}.get(query["histogram"])
+            slack = 1e-4 * max(abs(low), abs(high))  # edges are rounded
+            if value is not None and low - slack <= value <= high + slack:
+                chosen.append((g, c, completion))
+    return chosen
+
+
+def _indexed(items: Sequence[Any], index: str, what: str) -> tuple[int, Any]:
+    if not index.isdecimal() or int(index) >= len(items):
+        raise NotFoundError(f"there is no {what} {index}: {len(items)} are logged, counted from 0")
+    return int(index), items[int(index)]
+
+
+def _path_of(run: Run, node: NodeView) -> str:
+    return f"/runs/{_quoted(run.run_id)}/{_quoted(node.name)}"
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="")

@@ -1,0 +1,174 @@
+"""What the pages read from the store: runs, their stages, metrics, logged rollouts. Nothing here writes."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from rlhf_core.artifacts.leases import holder_of
+from rlhf_core.artifacts.live import LiveFiles
+from rlhf_core.artifacts.logged_rollouts import (
+    IMAGES_FOLDER,
+    KEPT_ROLLOUTS,
+    ROLLOUTS_FOLDER,
+    LoggedStep,
+    decode_step,
+    rollouts_file,
+    step_of,
+)
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
+from rlhf_core.contract import Input
+from rlhf_core.errors import IntegrityError
+from rlhf_core.pipeline.record import RunRecord, RunStart, read_record, read_start
+from rlhf_core.report.content import Content, Curves, curves_of, gather
+from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
+
+_READERS = 16
+_FRESH_SECONDS = 60.0  # for which a finished run is not read again: a retry replaces it
+_SAMPLES = 12  # prompts of an evaluation, on a run's page
+
+State = Literal["reused", "computed", "failed", "not run", "done", "running", "waiting"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as far as the store knows it: its start, its record, or both."""
+
+    run_id: str
+    recipe: Mapping[str, Any]
+    overrides: Sequence[str]
+    started_at: datetime
+    record: RunRecord | None  # None: it has not ended, or its process was killed
+    nodes: Mapping[str, ArtifactRef]
+
+    @property
+    def name(self) -> str:
+        return str(self.recipe.get("name", ""))
+
+    @property
+    def outcome(self) -> str:
+        if self.record is None:
+            return "unfinished"
+        return "succeeded" if self.record.succeeded else "failed"
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.record is None else (self.record.finished_at - self.record.started_at).total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    name: str
+    ref: ArtifactRef
+    state: State
+    manifest: Manifest | None
+    error: str = ""
+    holder: str = ""  # the process that computes it now
+
+
+class StoreReader:
+    """Reads a store for pages; safe to use from several threads."""
+
+    def __init__(self, repository: ArtifactRepository, cache: Path):
+        """cache: a folder for files of artifacts, as of a node."""
+        self.repository = repository
+        self._cache = cache
+        self._runs: dict[str, tuple[float, Run]] = {}
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="ui")
+
+    def runs(self) -> list[Run]:
+        """Return all runs, the newest first. A document that cannot be read is left out: others can write there."""
+        paths = self.repository.store.list("runs/")
+        ids = dict.fromkeys(path.split("/")[1] for path in paths if path.endswith(("/run.json", "/start.json")))
+        runs = [run for run in self._pool.map(self._readable_run, ids) if run is not None]
+        return sorted(runs, key=lambda run: run.started_at, reverse=True)
+
+    def run(self, run_id: str) -> Run | None:
+        """Return a run, or None if the store has none of this id. Raises IntegrityError if its document is damaged."""
+        with self._lock:
+            read_at, cached = self._runs.get(run_id, (0.0, None))
+        if cached is not None and time.monotonic() - read_at < _FRESH_SECONDS:
+            return cached
+        store = self.repository.store
+        run = _run(run_id, read_start(store, run_id), read_record(store, run_id))
+        if run is not None and run.record is not None:
+            with self._lock:
+                self._runs[run_id] = time.monotonic(), run
+        return run
+
+    def nodes(self, run: Run) -> list[NodeView]:
+        """Return the stages of a run with their states now."""
+        return list(self._pool.map(lambda item: self._node(run, *item), run.nodes.items()))
+
+    def content(self, nodes: Sequence[NodeView]) -> Content | None:
+        """Return the content of the report for the stages that are done; None if none is."""
+        done = [node for node in nodes if node.manifest is not None and node.manifest.kind != Kind.REPORT]
+        inputs = dict(zip((node.name for node in done), self._pool.map(self._input, done), strict=True))
+        return gather(inputs, samples=_SAMPLES) if inputs else None
+
+    def curves(self, node: NodeView) -> Curves:
+        """Return the metrics of a stage that is done or still computed, by name."""
+        if node.manifest is not None:
+            return curves_of(self._input(node).folder / METRICS_FILE)
+        return curves_of(LiveFiles(self.repository.store, node.ref).get(METRICS_FILE) or b"")
+
+    def logged_steps(self, node: NodeView) -> list[int]:
+        """Return the steps of which rollouts are logged, in order."""
+        if node.manifest is not None:
+            paths = [file.path for file in node.manifest.files if file.path.startswith(f"{KEPT_ROLLOUTS}/")]
+        else:
+            paths = LiveFiles(self.repository.store, node.ref).paths(f"{ROLLOUTS_FOLDER}/")
+        return sorted(step for path in paths if (step := step_of(path)) is not None)
+
+    def logged_step(self, node: NodeView, step: int) -> LoggedStep | None:
+        """Return the logged rollouts of a step; None if it has none. Raises IntegrityError if they are damaged."""
+        data = self._rollouts(node, rollouts_file(step))
+        return None if data is None else decode_step(data, f"{node.ref}: the rollouts of step {step}")
+
+    def image(self, node: NodeView, sha256: str) -> bytes | None:
+        return self._rollouts(node, f"{IMAGES_FOLDER}/{sha256}")
+
+    def _rollouts(self, node: NodeView, file: str) -> bytes | None:
+        if node.manifest is None:
+            return LiveFiles(self.repository.store, node.ref).get(f"{ROLLOUTS_FOLDER}/{file}")
+        entry = next((each for each in node.manifest.files if each.path == f"{KEPT_ROLLOUTS}/{file}"), None)
+        data = None if entry is None else self.repository.store.get(blob_path(entry.sha256))
+        if entry is not None and data is not None and hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise IntegrityError(f"{node.ref}: {entry.path} is damaged: `alignment repair` takes it out of use")
+        return data
+
+    def _readable_run(self, run_id: str) -> Run | None:
+        try:
+            return self.run(run_id)
+        except IntegrityError:
+            return None
+
+    def _node(self, run: Run, name: str, ref: ArtifactRef) -> NodeView:
+        manifest = self.repository.stored_manifest(ref)
+        recorded = {node.name: node for node in run.record.nodes}.get(name) if run.record is not None else None
+        if recorded is not None:
+            return NodeView(name, ref, recorded.outcome, manifest, recorded.error)
+        holder = "" if manifest is not None else holder_of(self.repository.store, ref)
+        return NodeView(name, ref, "done" if manifest else "running" if holder else "waiting", manifest, holder=holder)
+
+    def _input(self, node: NodeView) -> Input:
+        assert node.manifest is not None
+        return Input(node.manifest, self.repository.fetch(node.ref, self._cache, {METRICS_FILE, SAMPLES_FILE}))
+
+
+def _run(run_id: str, start: RunStart | None, record: RunRecord | None) -> Run | None:
+    if record is not None and (start is None or start.started_at <= record.started_at):
+        nodes = {node.name: node.ref for node in record.nodes}
+        return Run(run_id, record.recipe, record.overrides, record.started_at, record, nodes)
+    if start is not None:  # running for the first time, or again
+        return Run(run_id, start.recipe, start.overrides, start.started_at, None, start.nodes)
+    return None

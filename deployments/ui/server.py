@@ -1,0 +1,129 @@
+"""The server of the pages: routes, the token, and errors as pages. It listens on loopback unless told otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from deployments.ui.charts import BOKEH
+from deployments.ui.pages import NotFoundError, Pages
+from rlhf_core.errors import AlignmentError
+
+_COOKIE = "alignment-ui"
+_WEEK = 7 * 24 * 3600
+# Pages show text that models wrote: no script but ours runs, and nothing is loaded from elsewhere.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Page = Callable[[Mapping[str, str], Mapping[str, str]], str]
+
+
+def application(pages: Pages, token: str, hosts: frozenset[str]) -> web.Application:
+    """Return the application. hosts: names under which it answers, as browsers send them.
+
+    A page of another site could make a browser ask for ours under a name of its own; it would read the answer.
+    """
+    app = web.Application(middlewares=[_known_host(hosts), _authorised(token), _errors_as_pages(pages)])
+    app.add_routes([
+        web.get("/static/bokeh.js", _file(b"\n".join(path.read_bytes() for path in BOKEH), "text/javascript")),
+        web.get("/static/charts.js", _file(pages.asset("charts.js"), "text/javascript")),
+        web.get("/static/ui.css", _file(pages.asset("ui.css"), "text/css")),
+        web.get("/static/ui.js", _file(pages.asset("ui.js"), "text/javascript")),
+        web.get("/", _page(pages.runs)),
+        web.get("/runs/{run}", _page(pages.run)),
+        web.get("/runs/{run}/{node}", _page(pages.node)),
+        web.get("/runs/{run}/{node}/steps/{step}", _page(pages.step)),
+        web.get("/runs/{run}/{node}/steps/{step}/groups/{group}", _page(pages.group)),
+        web.get("/runs/{run}/{node}/steps/{step}/groups/{group}/{completion}", _page(pages.completion)),
+        web.get("/runs/{run}/{node}/images/{sha256}", _image(pages)),
+        web.get("/compare", _page(pages.compare)),
+        web.get("/models", _page(pages.models)),
+    ])  # fmt: skip
+    return app
+
+
+def _page(render: Page) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        return _html(await asyncio.to_thread(render, request.match_info, _query(request)))
+
+    return handle
+
+
+def _html(page: str, status: int = 200) -> web.Response:
+    headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store"}
+    return web.Response(text=page, status=status, content_type="text/html", headers=headers)
+
+
+def _query(request: web.Request) -> Mapping[str, str]:
+    """Return the query; the values of a name that is given several times are separated by spaces."""
+    return {name: " ".join(request.query.getall(name)) for name in request.query}
+
+
+def _image(pages: Pages) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        data = await asyncio.to_thread(pages.image, request.match_info)
+        return web.Response(
+            body=data, headers={"Cache-Control": "max-age=31536000, immutable"}, content_type="image/png"
+        )
+
+    return handle
+
+
+def _file(content: bytes, kind: str) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        return web.Response(body=content, content_type=kind, headers={"Cache-Control": "max-age=3600"})
+
+    return handle
+
+
+def _known_host(hosts: frozenset[str]) -> Any:
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.host.rpartition(":")[0] not in hosts and request.host not in hosts:
+            raise web.HTTPForbidden(text=f"this server is not called {request.host[:100]}")
+        return await handler(request)
+
+    return check
+
+
+def _authorised(token: str) -> Any:
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if given := request.query.get("token"):
+            if not secrets.compare_digest(given.encode(), token.encode()):
+                raise web.HTTPUnauthorized(
+                    text="the token is another one: use the URL that `alignment ui` printed last"
+                )
+            rest = {name: value for name, value in request.query.items() if name != "token"}
+            response = web.HTTPFound(str(request.rel_url.with_query(rest)))
+            response.set_cookie(_COOKIE, token, max_age=_WEEK, httponly=True, samesite="Strict")
+            raise response
+        kept = request.cookies.get(_COOKIE, "")
+        if not secrets.compare_digest(kept.encode(), token.encode()):
+            raise web.HTTPUnauthorized(text="open the URL that `alignment ui` printed: it has a token")
+        return await handler(request)
+
+    return check
+
+
+def _errors_as_pages(pages: Pages) -> Any:
+    @web.middleware
+    async def show(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            response = await handler(request)
+        except NotFoundError as error:
+            response = _html(pages.error(str(error)), status=404)
+        except AlignmentError as error:
+            response = _html(pages.error(str(error)), status=502)
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        return response
+
+    return show

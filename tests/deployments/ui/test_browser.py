@@ -1,0 +1,93 @@
+"""The pages in a real Chromium: from a curve to a token, from a bar to its completions, two runs side by side.
+
+Needs the `chromium` of the system, as `apt-get install chromium` brings it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+from deployments.ui.demo import write_demo
+from deployments.ui.pages import Pages
+from deployments.ui.reading import StoreReader
+from deployments.ui.server import application
+from rlhf_core.artifacts.local_store import LocalStore
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.system.network import listening
+from tests.deployments.ui.served import served
+
+pytestmark = pytest.mark.endurance("two-nodes")
+
+TOKEN = "secret"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    repository = ArtifactRepository(LocalStore(tmp_path_factory.mktemp("ui") / "store"))
+    write_demo(repository, runs=2, steps=10)
+    pages = Pages(StoreReader(repository, tmp_path_factory.mktemp("cache")))
+    with listening("127.0.0.1", 0) as listener, served(application(pages, TOKEN, frozenset({"127.0.0.1"})), listener):
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/?token={TOKEN}"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    found = shutil.which("chromium")
+    assert found is not None, "install Chromium, for example with `apt-get install chromium`"
+    return found
+
+
+@pytest.fixture(params=["desktop", "phone in the dark"])
+def page(url: str, chromium: str, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """The list of runs. Whatever the browser complains about fails the test."""
+    is_phone = request.param != "desktop"
+    size = {"width": 390, "height": 844} if is_phone else {"width": 1280, "height": 900}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport=size, color_scheme="dark" if is_phone else "light")  # type: ignore[arg-type]
+        complaints: list[str] = []
+        page.on("console", lambda line: complaints.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(url)
+        yield page
+        assert complaints == []
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= size["width"]
+        browser.close()
+
+
+def click_chart(page: Page, title: str, across: float) -> None:
+    box = page.locator(f'.charts > div[data-title="{title}"]').bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] * across, box["y"] + box["height"] * 0.6)
+
+
+def test_from_a_curve_to_a_token(page: Page) -> None:
+    page.get_by_role("link", name="sums").first.click()
+    page.get_by_role("link", name="rl", exact=True).first.click()
+    page.locator(".charts canvas").first.wait_for()
+    click_chart(page, "reward", 0.97)
+    page.wait_for_url("**/rl/steps/10")
+    page.locator(".charts canvas").first.wait_for()
+    click_chart(page, "reward", 0.3)  # the bar of the low rewards
+    page.wait_for_url("**?histogram=reward&low=0&high=0.5")
+    page.locator(".chip.low").first.click()
+    page.locator(".tokens span[tabindex]").first.hover()
+    shown = page.locator("#token").inner_text()
+    assert all(name in shown for name in ("advantage -", "engine -", "trainer -", "ratio "))
+    page.get_by_label("colour by").select_option("ratio")
+    coloured = page.locator(".tokens span[tabindex]").first.evaluate("span => span.style.backgroundColor")
+    assert coloured.startswith("rgba(")
+
+
+def test_two_runs_side_by_side(page: Page) -> None:
+    for box in page.get_by_role("checkbox").all():
+        box.check()
+    page.get_by_role("button", name="Compare").click()
+    page.locator(".charts canvas").first.wait_for()
+    assert page.get_by_text("rl.grpo.optimizer.learning_rate").count() == 1
+    assert page.get_by_text("0.002").count() == 1

@@ -1,0 +1,191 @@
+"""The pages of `alignment ui`: who gets them, what they show of a store, and what hostile text in it does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments.ui.charts import curve_charts, grouped
+from deployments.ui.demo import write_demo
+from deployments.ui.pages import Pages, different_settings, tokens_of
+from deployments.ui.reading import StoreReader
+from deployments.ui.server import application
+from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
+from rlhf_core.artifacts.live import LiveFiles
+from rlhf_core.artifacts.local_store import LocalStore
+from rlhf_core.artifacts.logged_rollouts import LoggedGroup, LoggedSequence, LoggedStep, encode_step, rollouts_file
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
+from rlhf_core.pipeline.record import RunStart, write_start
+from rlhf_core.system.network import listening
+from tests.deployments.ui.served import served
+
+pytestmark = pytest.mark.parts
+
+TOKEN = "secret"
+HOSTILE = "<script>alert(1)</script>\"'"
+RL = ArtifactRef(stage="rl", key="a" * 64)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
+    store = LocalStore(tmp_path_factory.mktemp("ui") / "store")
+    write_demo(ArtifactRepository(store), runs=2, steps=5)
+    live = LiveFiles(store, RL)
+    start = RunStart(
+        run_id="live", recipe={"name": HOSTILE}, overrides=("x=1",), started_at=datetime.now(UTC), nodes={"rl": RL}
+    )
+    write_start(store, start)
+    live.put("metrics.jsonl", b'{"step": 0, "time": 1.0, "reward": 1.0}\n{"step": 1, "time": 2.0, "reward": null}\n')
+    group = LoggedGroup(id="r", prompt=({"role": HOSTILE, "content": HOSTILE},), answer=HOSTILE, completions=())
+    step = LoggedStep(step=2, prompts=1, completions=0, histograms={}, groups=(group,))
+    live.put(f"rollouts/{rollouts_file(2)}", encode_step(step))
+    return store
+
+
+@pytest.fixture(scope="module")
+def server(store: LocalStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    pages = Pages(StoreReader(ArtifactRepository(store), tmp_path_factory.mktemp("cache")))
+    with listening("127.0.0.1", 0) as listener, served(application(pages, TOKEN, frozenset({"127.0.0.1"})), listener):
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def browser(server: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server, follow_redirects=True) as client:
+        assert client.get(f"/?token={TOKEN}").status_code == 200
+        yield client
+
+
+def test_only_who_has_the_token_and_the_right_name_gets_a_page(server: str) -> None:
+    assert httpx.get(server).status_code == 401
+    assert httpx.get(f"{server}/?token=other").status_code == 401
+    assert httpx.get(f"{server}/static/ui.css").status_code == 401
+    assert httpx.get(server, cookies={"alignment-ui": "other"}).status_code == 401
+    first = httpx.get(f"{server}/runs/x?token={TOKEN}&q=1")
+    assert (first.status_code, first.headers["location"]) == (302, "/runs/x?q=1")  # the token is in no further URL
+    assert "HttpOnly" in first.headers["set-cookie"]
+    assert "SameSite=Strict" in first.headers["set-cookie"]
+    rebound = httpx.get(f"{server}/?token={TOKEN}", headers={"Host": "evil.example"})
+    assert rebound.status_code == 403
+
+
+def test_from_the_list_of_runs_to_a_token(browser: httpx.Client) -> None:
+    runs = browser.get("/").text
+    (path,) = set(re.findall(r'href="(/runs/[0-9a-f]{32})">sums', browser.get("/", params={"q": "seed=1"}).text))
+    assert path in runs
+    page = browser.get(path).text
+    assert re.search(
+        r"<b>rl</b> scores \+0\.\d+ \(\+0\.\d+ to \+0\.\d+\)\s+against base, by exact on 40 prompts: better", page
+    )
+    assert f'{path}/rl/steps/5">rollouts' in page
+    node = browser.get(f"{path}/rl").text
+    charts = json.loads(re.search(r'data-charts="([^"]*)"', node)[1].replace("&#34;", '"'))  # type: ignore[index]
+    assert [chart["title"] for chart in charts["charts"]] == [
+        "reward", "KL to the reference", "completion length", "entropy",
+    ]  # fmt: skip
+    assert (charts["steps"], charts["here"], charts["charts"][0]["lines"][0]["x"]) == (
+        [1, 2, 3, 4, 5],
+        f"{path}/rl",
+        [1, 2, 3, 4, 5],
+    )
+    assert "Step 99 is not logged: this is the nearest." in browser.get(f"{path}/rl/steps/99").text
+    step = browser.get(f"{path}/rl/steps/1").text
+    assert f'{path}/rl/steps/1/groups/0/0"' in step
+    bar = browser.get(f"{path}/rl/steps/5", params={"histogram": "reward", "low": "0.5", "high": "1"}).text
+    assert bar.count("/rl/steps/5/groups/") > step.count("/rl/steps/1/groups/")
+    group = browser.get(f"{path}/rl/steps/5/groups/1").text
+    assert len(re.findall("<article>", group)) == 4
+    completion = browser.get(f"{path}/rl/steps/5/groups/1/2").text
+    tokens = json.loads(re.search(r'data-tokens="([^"]*)"', completion)[1].replace("&#34;", '"'))  # type: ignore[index]
+    assert set(tokens[0]) == {"text", "id"}
+    assert set(tokens[-1]) == {"text", "id", "engine", "trainer", "reference", "advantage"}
+
+
+@pytest.mark.parametrize(
+    "path", ["/runs/none", "/runs/live/none", "/runs/live/rl/steps/x", "/runs/live/rl/steps/2/groups/7",
+             "/runs/live/rl/images/" + "0" * 64, "/compare?run=none"],
+)  # fmt: skip
+def test_what_is_not_there_is_a_sentence(browser: httpx.Client, path: str) -> None:
+    answer = browser.get(path)
+    assert answer.status_code == 404
+    assert re.search(r"<p>[^<]+</p>", answer.text)
+
+
+def test_a_running_stage_shows_its_metrics_and_rollouts_so_far(browser: httpx.Client, store: LocalStore) -> None:
+    assert ">waiting<" in browser.get("/runs/live").text
+    lease = take_lease(store, lease_path(RL))
+    assert isinstance(lease, Lease)
+    with lease:
+        assert ">running<" in browser.get("/runs/live").text
+        node = browser.get("/runs/live/rl").text
+        assert 'http-equiv="refresh"' in node
+        assert "steps/2" in node
+    assert "refresh" not in browser.get("/runs/live/rl/steps/2").text  # nothing that somebody reads goes away
+
+
+def test_text_of_models_and_users_is_never_markup(browser: httpx.Client) -> None:
+    for path in ("/", "/runs/live", "/runs/live/rl", "/runs/live/rl/steps/2", "/runs/live/rl/steps/2/groups/0"):
+        answer = browser.get(path)
+        assert answer.status_code == 200
+        assert "<script>alert" not in answer.text, path
+        assert "script-src 'self'" in answer.headers["content-security-policy"]
+
+
+def test_damaged_documents_are_named_and_hide_no_other_run(browser: httpx.Client, store: LocalStore) -> None:
+    store.put("runs/broken/run.json", b"{")
+    assert "sums" in browser.get("/").text
+    answer = browser.get("/runs/broken")
+    assert (answer.status_code, "runs/broken/run.json is not the record of a run" in answer.text) == (502, True)
+    run = next(run for run in StoreReader(ArtifactRepository(store), Path("unused")).runs() if run.name == "sums")
+    manifest = ArtifactRepository(store).manifest(run.nodes["rl"])
+    assert manifest is not None
+    damaged = next(file for file in manifest.files if file.path.endswith(rollouts_file(3)))
+    kept = store.get(blob_path(damaged.sha256))
+    assert kept is not None
+    store.put(blob_path(damaged.sha256), b"other")
+    assert "is damaged" in browser.get(f"/runs/{run.run_id}/rl/steps/3").text
+    store.put(blob_path(damaged.sha256), kept)
+
+
+def test_compared_runs_show_the_settings_that_differ(browser: httpx.Client, store: LocalStore) -> None:
+    runs = [run for run in StoreReader(ArtifactRepository(store), Path("unused")).runs() if run.name == "sums"]
+    assert different_settings(runs) == {"seed": [1, 0], "rl.grpo.optimizer.learning_rate": [0.002, 0.001]}
+    page = browser.get("/compare", params={"run": [run.run_id for run in runs]}).text
+    assert "rl: reward" in page
+    assert "learning_rate" in page
+
+
+def test_curves_are_grouped_by_question_and_long_ones_thinned_to_their_last_point() -> None:
+    curves = {
+        "kl": [(step, float(step)) for step in range(5001)], "reward/a": [(0, 1.0), (1, 2.0)],
+        "reward/b": [(0, 1.0), (1, float("nan")), (2, 3.0)], "other/x": [(0, 1.0), (1, 3.0)],
+        "constant": [(0, 4.0), (1, 4.0)],
+    }  # fmt: skip
+    found = grouped(curves)
+    assert {title: list(lines) for title, lines in found.charts.items()} == {
+        "rewards by name": ["reward/a", "reward/b"], "KL to the reference": ["kl"], "other": ["other/x"],
+    }  # fmt: skip
+    assert found.constants == {"constant": 4.0}
+    drawn = {chart["title"]: chart["lines"] for chart in curve_charts(found.charts)}
+    assert drawn["KL to the reference"][0]["x"][-1] == 5001
+    assert len(drawn["KL to the reference"][0]["x"]) <= 2001
+    assert drawn["rewards by name"][1]["y"] == [1.0, 3.0]
+
+
+def test_the_values_of_trained_tokens_stand_at_them() -> None:
+    sequence = LoggedSequence(
+        texts=("a", "b", "c"), token_ids=(1, 2, 3), trained=(False, True, True), engine_logprobs=(-1.0, -2.0),
+        advantages=(0.5, None), values=(7.0, 8.0),
+    )  # fmt: skip
+    assert tokens_of(sequence) == [
+        {"text": "a", "id": 1},
+        {"text": "b", "id": 2, "engine": -1.0, "advantage": 0.5, "value": 7.0},
+        {"text": "c", "id": 3, "engine": -2.0, "advantage": None, "value": 8.0},
+    ]
