@@ -51,6 +51,18 @@ def read_alias(store: Store, model: str, alias: str) -> Alias | None:
     return None if data is None else Alias.parse(path, data)
 
 
+def list_aliases(store: Store) -> dict[str, Alias]:
+    """Return the aliases of all models by `model/alias`, sorted. Objects with other names are ignored."""
+    aliases: dict[str, Alias] = {}
+    for path in store.list(f"{ALIASES}/"):
+        model, slash, alias = path.removeprefix(f"{ALIASES}/").removesuffix(".json").partition("/")
+        if slash and is_name(model) and is_name(alias) and path == alias_path(model, alias):
+            read = read_alias(store, model, alias)
+            if read is not None:
+                aliases[f"{model}/{alias}"] = read
+    return aliases
+
+
 def move_alias(
     store: Store, model: str, alias: str, to: ArtifactRef, *, by: str, reason: str, seen: int | None = None
 ) -> Alias:

@@ -183,7 +183,11 @@ def take_lease(store: Store, path: str, *, lifetime: timedelta = LIFETIME) -> Le
 
 def holder_of(store: Store, ref: ArtifactRef) -> str:
     """Describe the process that computes `ref` now; empty if none does."""
-    path = lease_path(ref)
+    return holder_at(store, lease_path(ref))
+
+
+def holder_at(store: Store, path: str) -> str:
+    """Describe the process that holds the lease at `path`; empty if none does."""
     data = store.get(path)
     record = None if data is None else _decoded(path, data)
     return "" if record is None or record.is_free(datetime.now(UTC)) else _described(record.holder)

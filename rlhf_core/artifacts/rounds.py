@@ -16,7 +16,7 @@ from pydantic import AwareDatetime
 
 from rlhf_core.artifacts.aliases import move_alias, read_alias
 from rlhf_core.artifacts.documents import Document, parsed
-from rlhf_core.artifacts.leases import Holder, Lease, take_lease
+from rlhf_core.artifacts.leases import Holder, Lease, holder_at, take_lease
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
@@ -58,7 +58,7 @@ class Rounds:
 
     def take(self) -> Lease | Holder:
         """Return the lease to run a round, its heartbeat not started yet, or the process that runs one."""
-        return take_lease(self._store, f"leases/loops/{self._name}.json")
+        return take_lease(self._store, self._lease_path)
 
     def count(self) -> int:
         """Number of rounds started. Rounds with only an end count: a number used twice would use its prompts twice."""
@@ -73,6 +73,15 @@ class Rounds:
     def ends(self) -> list[RoundEnd]:
         """Return the ends of all finished rounds, in order."""
         return [end for number in self._numbers() if (end := self.end_of(number)) is not None]
+
+    def holder(self) -> str:
+        """Describe the process that runs a round of the loop now; empty if none does."""
+        return holder_at(self._store, self._lease_path)
+
+    def unfinished(self) -> RoundStart | None:
+        """Return the round that was started and has not ended."""
+        last = self.count()
+        return self.start_of(last) if last and self.end_of(last) is None else None
 
     def current(self, run_id: str = "") -> RoundStart:
         """Return the unfinished round, or else the next one, which is not stored yet."""
@@ -148,6 +157,10 @@ class Rounds:
         )  # fmt: skip
         self.end(skipped)
         return skipped
+
+    @property
+    def _lease_path(self) -> str:
+        return f"leases/loops/{self._name}.json"
 
     @property
     def page_path(self) -> str:
