@@ -7,16 +7,29 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.json import JSON
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from deployments.cli.console import console
+from deployments.cli import panels
+from deployments.cli.completion import artifact_names, run_ids
+from deployments.cli.documents import (
+    Aliases,
+    AliasLine,
+    Ancestors,
+    ArtifactLine,
+    Artifacts,
+    Files,
+    ParentLink,
+    Pulled,
+)
 from deployments.cli.made_models import MODELS
+from deployments.cli.output import Printed, printing
 from deployments.cli.reports import copy_report
 from deployments.cli.signals import end_in_order
-from deployments.cli.tables import duration
-from rlhf_core.artifacts.aliases import move_alias
+from deployments.cli.tables import duration, size_text
+from rlhf_core.artifacts.aliases import Alias, list_aliases, move_alias
 from rlhf_core.artifacts.lineage import lineage as find_lineage
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.opening import open_store, store_url
@@ -29,15 +42,20 @@ from rlhf_core.tracking.protocol import is_of_tracking
 
 app = typer.Typer()
 
-ARTIFACT = typer.Argument(help="stage/key as printed by `alignment artifacts`; the first digits of the key are enough")
+ARTIFACT = typer.Argument(
+    help="stage/key as printed by `alignment artifacts`; the first digits of the key are enough",
+    autocompletion=artifact_names,
+)
 
 
 def _repository() -> ArtifactRepository:
     return ArtifactRepository(open_store(store_url()))
 
 
-@app.command()
-def artifacts(stage: Annotated[str | None, typer.Option(help="only artifacts of this stage")] = None) -> None:
+@printing(app, panels.RESULTS)
+def artifacts(
+    stage: Annotated[str | None, typer.Option(help="only artifacts of this stage")] = None,
+) -> Printed[Artifacts]:
     """List the artifacts of the store, newest first."""
     table = Table()
     for column in ("artifact", "node", "kind", "made", "size", "metrics"):
@@ -45,19 +63,22 @@ def artifacts(stage: Annotated[str | None, typer.Option(help="only artifacts of 
             column, justify="right" if column == "size" else "left", overflow="fold", no_wrap=column == "artifact"
         )
     manifests = [m for m in _repository().list_artifacts() if stage is None or m.stage == stage]
-    for m in sorted(manifests, key=lambda manifest: manifest.finished_at, reverse=True):
-        finished_at = f"{m.finished_at:%Y-%m-%d %H:%M}"
-        table.add_row(str(m.ref), m.name, m.kind, finished_at, _size(m), main_metrics(m.metrics))
-    console.print(table)
+    manifests.sort(key=lambda manifest: manifest.finished_at, reverse=True)
+    lines = [ArtifactLine.of(manifest) for manifest in manifests]
+    for m, line in zip(manifests, lines, strict=True):
+        made = f"{line.made:%Y-%m-%d %H:%M}"
+        table.add_row(str(m.ref), m.name, m.kind, made, size_text(line.size), main_metrics(m.metrics))
+    return Printed(Artifacts(lines), [table])
 
 
-@app.command()
-def show(artifact: Annotated[str, ARTIFACT]) -> None:
+@printing(app, panels.RESULTS)
+def show(artifact: Annotated[str, ARTIFACT]) -> Printed[Manifest]:
     """Print an artifact's manifest: files, parents, settings, libraries, metrics."""
-    console.print_json(_repository().find(artifact).model_dump_json())
+    manifest = _repository().find(artifact)
+    return Printed(manifest, [JSON(manifest.model_dump_json())])
 
 
-@app.command()
+@printing(app, panels.RESULTS)
 def pull(
     artifact: Annotated[str, ARTIFACT],
     folder: Annotated[
@@ -66,8 +87,11 @@ def pull(
     tracking: Annotated[
         bool, typer.Option("--tracking", help="with the metrics and trackers' files of a model")
     ] = False,
-) -> None:
-    """Copy an artifact's files into a folder and verify their hashes. For a model, only the model's own files."""
+) -> Printed[Pulled]:
+    """Copy an artifact's files into a folder and verify their hashes.
+
+    For a model, only the model's own files.
+    """
     repository = _repository()
     manifest = repository.find(artifact)
     ref = manifest.ref
@@ -84,37 +108,64 @@ def pull(
         files = [file for file in manifest.files if not (left_out and is_of_tracking(file.path))]
         repository.get_folder({file.path: file.sha256 for file in files}, partial_folder)
         partial_folder.rename(target)
-    console.print(f"{ref} → {target}", soft_wrap=True, highlight=False)
+    return Printed(Pulled(ref.full, target), [f"{ref} → {target}"])
 
 
-@app.command()
+@printing(app, panels.MODELS)
 def alias(
-    name: Annotated[str, typer.Argument(help="model/alias, such as support-bot/champion")],
-    artifact: Annotated[str, ARTIFACT],
+    name: Annotated[str | None, typer.Argument(help="model/alias, such as support-bot/champion")] = None,
+    artifact: Annotated[str | None, ARTIFACT] = None,
     reason: Annotated[str, typer.Option(help="kept with the alias")] = "",
-) -> None:
-    """Point an alias at an artifact, for recipes to start from: `{stage: artifact, ref: support-bot/champion}`."""
+) -> Printed[Aliases]:
+    """Point an alias at an artifact, or list the aliases.
+
+    Recipes start from it by `{stage: artifact, ref: support-bot/champion}`. Without arguments: list all.
+    """
     repository = _repository()
+    if name is None:
+        listed = list_aliases(repository.store)
+        return Printed(Aliases([_alias_line(each, at) for each, at in listed.items()]), [_alias_table(listed)])
     model, slash, short = name.partition("/")
     if not slash:
         raise StoreError(f"`{name}`: give the model's name too, such as support-bot/{name}")
+    if artifact is None:
+        raise StoreError(f"{name}: give the artifact too that it is to point at; `alignment alias` lists aliases")
     moved = move_alias(repository.store, model, short, repository.find(artifact).ref, by=getuser(), reason=reason)
     before = f", before {moved.previous}" if moved.previous is not None else ""
-    console.print(f"{name} → {moved.manifest}{before}", soft_wrap=True, highlight=False)
+    return Printed(Aliases([_alias_line(name, moved)]), [f"{name} → {moved.manifest}{before}"])
 
 
-@app.command()
-def report(run: Annotated[str, typer.Argument(help="id of a run of a recipe, as the Prefect UI shows it")]) -> None:
+def _alias_line(name: str, alias: Alias) -> AliasLine:
+    previous = None if alias.previous is None else alias.previous.full
+    return AliasLine(name, alias.manifest.full, previous, alias.by, alias.reason, alias.moved_at)
+
+
+def _alias_table(aliases: dict[str, Alias]) -> Table:
+    table = Table()
+    for column in ("alias", "artifact", "since", "by", "reason"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("alias", "artifact", "since"))
+    for name, alias in aliases.items():
+        table.add_row(name, str(alias.manifest), f"{alias.moved_at:%Y-%m-%d %H:%M}", alias.by, alias.reason)
+    return table
+
+
+@printing(app, panels.RESULTS)
+def report(
+    run: Annotated[
+        str, typer.Argument(help="id of a run of a recipe, as `alignment runs` lists it", autocompletion=run_ids)
+    ],
+) -> Printed[Files]:
     """Copy the report of a run to outputs/RUN/report.html, and print that path."""
-    console.print(copy_report(open_store(store_url()), run), soft_wrap=True, highlight=False)
+    path = copy_report(open_store(store_url()), run)
+    return Printed(Files([path]), [str(path)])
 
 
-@app.command()
-def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
+@printing(app, panels.RESULTS)
+def lineage(artifact: Annotated[str, ARTIFACT]) -> Printed[Ancestors]:
     """Draw the ancestors of an artifact, back to the first datasets, models and files."""
     repository = _repository()
     root = repository.find(artifact)
-    nodes = find_lineage(repository, root.ref).nodes
+    found = find_lineage(repository, root.ref)
     seen: set[ArtifactRef] = set()
 
     def grow(branch: Tree, manifest: Manifest) -> None:
@@ -126,13 +177,14 @@ def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
         for role, ref in sorted(manifest.parents.items()):
             repeated = ref in seen
             seen.add(ref)
-            child = branch.add(_described(nodes[ref], role).append(" (as above)" if repeated else "", "dim"))
+            child = branch.add(_described(found.nodes[ref], role).append(" (as above)" if repeated else "", "dim"))
             if not repeated:
-                grow(child, nodes[ref])
+                grow(child, found.nodes[ref])
 
     tree = Tree(_described(root, ""))
     grow(tree, root)
-    console.print(tree)
+    edges = [ParentLink(edge.parent.full, edge.child.full, edge.role) for edge in found.edges]
+    return Printed(Ancestors(list(found.nodes.values()), edges), [tree])
 
 
 def _described(manifest: Manifest, role: str) -> Text:
@@ -141,12 +193,3 @@ def _described(manifest: Manifest, role: str) -> Text:
     provenance = f" {manifest.kind}{seed}, code {manifest.code_revision[:12]}, {seconds} on {manifest.device}"
     prefix = f"{role}: " if role else ""
     return Text.assemble((prefix, "dim"), (manifest.name, "bold"), f" {manifest.ref}", (provenance, "dim"))
-
-
-def _size(manifest: Manifest) -> str:
-    size = float(sum(file.size for file in manifest.files))
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

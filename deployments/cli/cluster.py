@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from deployments.cli import panels
 from deployments.cli.cluster_room import reservations
 from deployments.cli.run import OVERRIDES, RECIPE, absolute
 from deployments.cluster.kuberay import KubeRayOptions, ray_cluster, ray_job, yaml_text
@@ -19,7 +20,7 @@ from rlhf_core.system.variables import store_problem
 
 app = typer.Typer()
 cluster = typer.Typer(help="Print what Slurm or Kubernetes is given to run a recipe.", no_args_is_help=True)
-app.add_typer(cluster, name="cluster")
+app.add_typer(cluster, name="cluster", rich_help_panel=panels.SET_UP)
 
 NODES = typer.Option(min=1, help="number of nodes; by default as many as the largest stage needs")
 GPUS = typer.Option(min=0, help="GPUs of a node; by default as many as the largest stage reserves, at most 8")

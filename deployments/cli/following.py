@@ -54,6 +54,7 @@ class Ended:
     state: str  # its name in Prefect
     message: str
     url: str
+    interrupted: bool = False  # by Ctrl-C in this terminal
 
 
 def follow(deployment: str, parameters: Mapping[str, Any], nodes: Sequence[str], console: Console) -> Ended:
@@ -63,6 +64,7 @@ def follow(deployment: str, parameters: Mapping[str, Any], nodes: Sequence[str],
     if jobs could not be stopped.
     """
     api = prefect_api()
+    interrupted = False
     run_id = _start(api, deployment, parameters)
     url = f"{api.removesuffix('/api')}/runs/flow-run/{run_id}"
     console.print(f"run {url}", soft_wrap=True, highlight=False)
@@ -71,6 +73,7 @@ def follow(deployment: str, parameters: Mapping[str, Any], nodes: Sequence[str],
         try:
             state = run.follow()
         except KeyboardInterrupt:
+            interrupted = True
             run_view.note("cancelling: waiting for the jobs to stop (Ctrl-C again exits without waiting)")
             try:
                 state = run.cancel()
@@ -80,7 +83,7 @@ def follow(deployment: str, parameters: Mapping[str, Any], nodes: Sequence[str],
             raise StackError(
                 f"the run {run_id} was deleted in Prefect, and its process stops its jobs: run again to resume"
             ) from error
-    return Ended(str(run_id), state.is_completed(), state.name or "", _reason(state), url)
+    return Ended(str(run_id), state.is_completed(), state.name or "", _reason(state), url, interrupted)
 
 
 def _reason(state: State) -> str:

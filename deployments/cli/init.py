@@ -11,6 +11,9 @@ from typing import Annotated
 
 import typer
 
+from deployments.cli import panels
+from deployments.cli.documents import Files
+from deployments.cli.output import Printed, printing
 from deployments.stack.environment import REPOSITORY
 from rlhf_core.config.texts import is_hub_name
 from rlhf_core.data.sources.opening import name_problem
@@ -45,7 +48,7 @@ class Method(StrEnum):
     agent = "agent"
 
 
-@app.command()
+@printing(app, panels.SET_UP)
 def init(
     method: Annotated[
         str,
@@ -57,16 +60,15 @@ def init(
     ],
     folder: Annotated[Path, typer.Argument(help="made for the recipe; must not exist yet, or be empty")],
     model: Annotated[str, typer.Option(help="a model's folder, or `owner/name` on the Hugging Face hub")],
-) -> None:
+) -> Printed[Files]:
     """Write a short recipe for your model, with example data to replace by yours."""
     chosen = known_method(method)
     values = recipe_values(model, folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RecipeError(f"{folder} exists already: give a new folder, nothing was written")
     _write(STARTERS / chosen, folder, values)
-    for path in sorted(folder.iterdir()):
-        typer.echo(str(path))
-    typer.echo(f"next: alignment plan {folder / RECIPE_FILE}")
+    paths = sorted(folder.iterdir())
+    return Printed(Files(paths), [*map(str, paths), f"next: alignment plan {folder / RECIPE_FILE}"])
 
 
 def known_method(name: str) -> Method:

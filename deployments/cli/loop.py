@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from deployments.cli import panels
 from deployments.cli.console import console
+from deployments.cli.documents import LoopRounds, RoundLine, ScheduleLine, Schedules
+from deployments.cli.exit_codes import RunFailedError
+from deployments.cli.output import Printed, printing
 from deployments.cli.prefect_settings import import_prefect
 from deployments.cli.reports import copy_page
-from deployments.cli.run import OVERRIDES, RECIPE, absolute, planned_nodes
+from deployments.cli.run import OVERRIDES, RECIPE, absolute, planned_nodes, run_error
 from deployments.cli.tables import plan_table
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.rounds import Rounds
-from rlhf_core.errors import RecipeError, StageError
+from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.prepare import prepare, require_loop
 from rlhf_core.recipe.loading import load_recipe
 
 app = typer.Typer()
 
 
-@app.command()
+@printing(app, panels.RUNS)
 def loop(
     recipe: Annotated[str, RECIPE],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     rounds: Annotated[int, typer.Option(min=1, help="how many, one after the other")] = 1,
-) -> None:
-    """Run rounds of a loop and follow them. A round that has not ended is finished first. Ctrl-C stops its jobs."""
+) -> Printed[LoopRounds]:
+    """Run rounds of a loop and follow them.
+
+    A round that has not ended is finished first. Ctrl-C stops its jobs.
+    """
     settings = overrides or []
     prepared = prepare(recipe, settings)
     prepared.require_loop()
@@ -40,20 +48,22 @@ def loop(
 
     parameters = {"recipe": absolute(recipe), "overrides": settings, "rounds": rounds}
     ended = follow("iterative-dpo/rounds", parameters, [node.name for node in planned], console)
-    finished_rounds = Rounds(prepared.store, prepared.loaded.recipe.name)
-    console.print(_table(finished_rounds, ended.run_id))
-    if not ended.succeeded or ended.state == "Skipped":
-        raise StageError(f"{ended.message} (run {ended.url})")
+    name = prepared.loaded.recipe.name
+    finished_rounds = [line for line in _lines(Rounds(prepared.store, name)) if line.run == ended.run_id]
+    error = run_error(ended)
+    if ended.state == "Skipped":
+        error = RunFailedError(f"{ended.message} (run {ended.url})")
+    return Printed(LoopRounds(name, finished_rounds, None), [_table(finished_rounds)], error)
 
 
-@app.command()
+@printing(app, panels.RUNS)
 def rounds(
     recipe: Annotated[str, RECIPE],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     skip: Annotated[
         str | None, typer.Option(help="end the round that has not ended, for this reason; its prompts count as used")
     ] = None,
-) -> None:
+) -> Printed[LoopRounds]:
     """List the rounds of a loop, with the verdict on each candidate, and the reason."""
     loaded = load_recipe(recipe, overrides or [])
     require_loop(loaded.recipe)
@@ -61,26 +71,39 @@ def rounds(
     stored_rounds = Rounds(store, name)
     if skip is not None:
         console.print(f"round {stored_rounds.skip(skip).number} is skipped")
-    console.print(_table(stored_rounds))
+    lines = list(_lines(stored_rounds))
     copied = copy_page(store, stored_rounds.page_path, Path(name) / "rounds.html")
-    if copied is not None:
-        console.print(copied, soft_wrap=True, highlight=False)
+    return Printed(LoopRounds(name, lines, copied), [_table(lines), *([] if copied is None else [str(copied)])])
 
 
-def _table(stored_rounds: Rounds, run_id: str | None = None) -> Table:
-    """Return the table of all rounds, or of those that the run has finished."""
+def _lines(stored_rounds: Rounds) -> Iterator[RoundLine]:
+    """Yield the rounds that have ended, and the one that has not."""
+    for end in stored_rounds.ends():
+        start = stored_rounds.start_of(end.number)
+        yield RoundLine(
+            end.number, end.verdict, end.reason, None if end.candidate is None else end.candidate.full,
+            None if start is None else start.started_at, end.ended_at, end.run_id,
+        )  # fmt: skip
+    if (start := stored_rounds.unfinished()) is not None:
+        verdict, reason = "unfinished", "its run has ended; the next one finishes it"
+        if holder := stored_rounds.holder():
+            verdict, reason = "running", f"since {start.started_at:%Y-%m-%d %H:%M}, {holder}"
+        yield RoundLine(start.number, verdict, reason, None, start.started_at, None, start.run_id)
+
+
+def _table(lines: Sequence[RoundLine]) -> Table:
     table = Table()
     for column in ("round", "verdict", "why", "candidate", "ended"):
         table.add_column(column, overflow="fold", no_wrap=column != "why")
-    for end in stored_rounds.ends():
-        if run_id in (None, end.run_id):
-            candidate = "" if end.candidate is None else str(end.candidate)
-            ended = f"{end.ended_at:%Y-%m-%d %H:%M}"
-            table.add_row(str(end.number), end.verdict, end.reason, candidate, ended)
+    for line in lines:
+        stage, _, key = (line.candidate or "").partition("/")
+        candidate = f"{stage}/{key[:12]}" if key else ""
+        ended = "" if line.ended is None else f"{line.ended:%Y-%m-%d %H:%M}"
+        table.add_row(str(line.number), line.verdict, line.reason, candidate, ended)
     return table
 
 
-@app.command()
+@printing(app, panels.RUNS)
 def schedule(
     recipe: Annotated[str | None, typer.Argument(help="a recipe with a `loop`; none: list the schedules")] = None,
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
@@ -88,8 +111,11 @@ def schedule(
     every: Annotated[float, typer.Option(min=0, help="or: minutes between two rounds' starts")] = 0,
     timezone: Annotated[str, typer.Option(help="of the cron expression, such as Europe/Berlin")] = "UTC",
     off: Annotated[bool, typer.Option("--off", help="remove the loop's schedule; a running round is finished")] = False,
-) -> None:
-    """Run one round of a loop at a time, on a schedule; a second call for the same loop replaces it."""
+) -> Printed[Schedules]:
+    """Run one round of a loop at a time, on a schedule.
+
+    A second call for the same loop replaces it. Without a recipe: list the schedules.
+    """
     import_prefect()
     from deployments.cli.scheduling import Schedule, remove_schedule, require_a_loop, schedules, set_schedule
 
@@ -107,6 +133,11 @@ def schedule(
     table = Table()
     for column in ("loop", "when", "active", "recipe", "settings"):
         table.add_column(column, overflow="fold")
-    for scheduled in schedules():
+    scheduled_loops = schedules()
+    for scheduled in scheduled_loops:
         table.add_row(*scheduled)
-    console.print(table)
+    lines = [
+        ScheduleLine(each.loop, each.when, each.active == "yes", each.recipe, each.overrides)
+        for each in scheduled_loops
+    ]
+    return Printed(Schedules(lines), [table])

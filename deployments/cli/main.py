@@ -1,13 +1,15 @@
 """The `alignment` command: one typer app, composed of the command modules beside this file.
 
-A command module has its own `app = typer.Typer()` with `@app.command()` functions, and an entry in `_MODULES`.
+A command module has its own `app = typer.Typer()` and an entry in `_MODULES`. Commands that print information are
+registered by `printing` of output.py, others by `app.command`.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import httpx
 import typer
@@ -28,9 +30,12 @@ from deployments.cli import (
     ui,
     verification,
 )
+from deployments.cli.exit_codes import ExitCode, exit_code_of
 from deployments.cli.failures import explanation, prepare_streams, require_unicode
+from deployments.cli.output import print_error
 from deployments.cli.recipe_list import recipe_list
 from deployments.stack.environment import load_stack_environment
+from rlhf_core import __version__
 from rlhf_core.errors import did_you_mean
 from rlhf_core.system.variables import check_all
 
@@ -38,25 +43,34 @@ _MODULES = (stack, init, run, loop, try_stage, ui, artifacts, sampling, serving,
 
 
 _WITH_ANY_VARIABLES = ("down", "status", "env")  # so that a stack can be ended whatever the shell's variables are
-INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
 class _Commands(TyperGroup):
-    """Prints expected errors in our words on stderr, with exit code 1; defects keep their traceback."""
+    """Prints expected errors in our words on stderr, with the exit codes of ExitCode; defects keep their traceback."""
 
-    def main(self, *args: Any, **kwargs: Any) -> Any:
+    _arguments: Sequence[str] = ()
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
+        self._arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         try:
             prepare_streams()
             try:
-                return super().main(*args, **kwargs)
+                return super().main(self._arguments, *more, **options)
             finally:
                 sys.stdout.flush()  # its failure is reported here
         except Exception as error:
             message = explanation(error)
             if message is None:
                 raise
-            _print_error(message)
-            sys.exit(1)
+            code = exit_code_of(error)
+            self._print_error(message, type(error).__name__, code)
+            sys.exit(code)
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*arguments, **options)
+        except TyperException as error:  # of an option before the command
+            raise self._ended(_usage(error, self), "UsageError", ExitCode.USAGE) from error
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -67,18 +81,29 @@ class _Commands(TyperGroup):
             load_stack_environment()
             return super().invoke(ctx)
         except TyperException as error:
-            raise _ended(_usage(error, ctx), code=2) from error
+            raise self._ended(_usage(error, self), "UsageError", ExitCode.USAGE) from error
         except (KeyboardInterrupt, typer.Abort) as error:
-            raise _ended("interrupted before it was done; nothing else was stopped", code=INTERRUPTED) from error
+            text = "interrupted before it was done; nothing else was stopped"
+            raise self._ended(text, "Interrupted", ExitCode.INTERRUPTED) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _ended(f"a server does not answer as expected: see `alignment status` ({error})") from error
+            text = f"a server does not answer as expected: see `alignment status` ({error})"
+            raise self._ended(text, type(error).__name__, ExitCode.ERROR) from error
+
+    def _ended(self, text: str, kind: str, code: ExitCode) -> typer.Exit:
+        self._print_error(text, kind, code)
+        return typer.Exit(code)
+
+    def _print_error(self, text: str, kind: str, code: ExitCode) -> None:
+        if text:
+            print_error(text, kind=kind, exit_code=code, arguments=self._arguments)
 
 
-def _usage(error: TyperException, ctx: Any) -> str:
+def _usage(error: TyperException, group: TyperGroup) -> str:
     """Describe an error of the command line in our words, in place of typer's."""
     message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
-    place = getattr(error, "ctx", None) or ctx
-    commands, more = sorted(ctx.command.commands), ""
+    context = getattr(error, "ctx", None)
+    place = context.command_path if context is not None else "alignment"
+    commands, more = sorted(group.commands), ""
     if match := re.search(r"No such command '([^']*)'", message):
         what = f"there is no command `{match[1]}`{did_you_mean(match[1], commands)}; there are {', '.join(commands)}"
     elif match := re.search(r"No such option:? '?(-[\w-]*)", message):
@@ -88,25 +113,27 @@ def _usage(error: TyperException, ctx: Any) -> str:
         more = f"\n{recipe_list()}" if what == "RECIPE is missing" else ""
     else:
         what = f"the command line cannot be used ({message})"
-    return f"{what}; `{place.command_path} --help` describes what may be given{more}"
+    return f"{what}; `{place} --help` describes what may be given{more}"
 
 
-def _print_error(text: str) -> None:
-    if text:
-        print(f"error: {text}", file=sys.stderr or sys.stdout, flush=True)
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"alignment {__version__}")
+        raise typer.Exit
 
 
-def _ended(text: str, code: int = 1) -> typer.Exit:
-    _print_error(text)
-    return typer.Exit(code)
+app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False)
 
 
-app = typer.Typer(
-    cls=_Commands,
-    help="Align language models: SFT, reward model, RL, evaluation; every stage a Ray job, every result an artifact.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+@app.callback()
+def alignment(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version")
+    ] = False,
+) -> None:
+    """Align language models: SFT, reward model, RL, evaluation; every stage a Ray job, every result an artifact."""
+
+
 for _module in _MODULES:
     app.add_typer(_module.app)
 

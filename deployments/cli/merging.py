@@ -1,4 +1,4 @@
-"""`alignment merge`: makes a model of an adapter from elsewhere."""
+"""`alignment merge`: a model of an adapter from elsewhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from deployments.cli import panels
+from deployments.cli.documents import Files
+from deployments.cli.output import Printed, printing
 from deployments.cli.signals import end_in_order
 from rlhf_core.system.paths import resolved
 
@@ -22,12 +25,12 @@ BASE = typer.Option(
 OUT = typer.Option("--out", "-o", help="the model's folder, which does not exist yet; by default ADAPTER-merged, here")
 
 
-@app.command()
+@printing(app, panels.MODELS)
 def merge(
     adapter: Annotated[str, ADAPTER],
     base: Annotated[str | None, BASE] = None,
     out: Annotated[Path | None, OUT] = None,
-) -> None:
+) -> Printed[Files]:
     """Write the model that an adapter makes of its base, with full weights, exactly as a stage `merge` does.
 
     For example: alignment merge ./my-lora --base ./Llama-3.2-1B -o ./my-model
@@ -39,4 +42,4 @@ def merge(
     if name in ("", ".."):  # of the folder `.`, and of those above
         name = resolved(adapter).name
     folder = merge_into(adapter, base, out or Path(f"{name}-merged"))
-    typer.echo(str(folder))
+    return Printed(Files([folder]), [str(folder)])

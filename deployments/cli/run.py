@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.text import Text
 
+from deployments.cli import panels
 from deployments.cli.cluster_room import reservations, room_notes
+from deployments.cli.completion import recipe_names
 from deployments.cli.console import console
+from deployments.cli.documents import Plan, PlannedStage, RunEnd, StageOutcome
+from deployments.cli.exit_codes import RunFailedError, RunInterruptedError
 from deployments.cli.made_models import model_lines
+from deployments.cli.output import Printed, printing
 from deployments.cli.prefect_settings import import_prefect
 from deployments.cli.reports import copy_report
 from deployments.cli.tables import comparison_tables, estimate_table, outcome_table, plan_table
@@ -20,21 +27,27 @@ from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.opening import STORE_VARIABLE, open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StageError
-from rlhf_core.pipeline.estimates import Known, estimates
+from rlhf_core.pipeline.estimates import Estimate, Known, estimates
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.plan import plan as make_plan
 from rlhf_core.pipeline.prepare import Checked, Prepared, check, prepare
 from rlhf_core.pipeline.record import RunRecord, read_record
 
+if TYPE_CHECKING:
+    from deployments.cli.following import Ended
+
 app = typer.Typer()
 
-RECIPE = typer.Argument(help="name of a shipped recipe, or path of a .yaml file")
+RECIPE = typer.Argument(help="name of a shipped recipe, or path of a .yaml file", autocompletion=recipe_names)
 OVERRIDES = typer.Argument(help="settings to change, each key.key=value, such as rl.steps=200", metavar="KEY=VALUE")
 
 
-@app.command()
-def plan(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
-    """Show the stages that `run` would reuse and compute, the reasons, and the cost. Starts nothing, writes nothing."""
+@printing(app, panels.RUNS)
+def plan(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> Printed[Plan]:
+    """Show the stages that `run` would reuse and compute, the reasons, and the cost.
+
+    Starts nothing, writes nothing.
+    """
     checked = check(recipe, overrides or [])
     repository: ArtifactRepository | None = None
     if os.environ.get(STORE_VARIABLE):
@@ -44,14 +57,22 @@ def plan(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, 
     answers = [*checked.ask_servers(repository), *checked.call_functions(repository)]
     earlier: list[Manifest] = []
     planned = planned_nodes(checked, repository, earlier)
-    console.print(plan_table(checked.loaded.recipe.name, planned))
-    _show_estimates(checked, planned, earlier)
-    for stage, why in checked.left_out.items():
-        console.print(f"{stage} is left out: {why}", style="dim")
-    for note in (*checked.notes, *answers):
-        console.print(note)
-    for note in _room_notes(checked, planned):
-        console.print(note)
+    costs = _estimates(checked, planned, earlier)
+    notes = [*checked.notes, *answers]
+    text: list[RenderableType] = [plan_table(checked.loaded.recipe.name, planned)]
+    if costs:
+        text.append(estimate_table(costs))
+    text += [Text(f"{stage} is left out: {why}", "dim") for stage, why in checked.left_out.items()]
+    stages = [
+        PlannedStage(node.name, node.ref.full, node.action, node.why, node.reads, costs.get(node.name))
+        for node in planned
+    ]
+    printed = partial(Plan, checked.loaded.recipe.name, stages, checked.left_out)
+    try:
+        notes += _room_notes(checked, planned)
+    except StageError as error:  # the plan is shown all the same
+        return Printed(printed(notes), [*text, *notes], error)
+    return Printed(printed(notes), [*text, *notes])
 
 
 def planned_nodes(
@@ -61,13 +82,10 @@ def planned_nodes(
     return make_plan(checked.graph, repository, recipe=name, results=earlier)
 
 
-def _show_estimates(checked: Checked, planned: Sequence[PlannedNode], earlier: Sequence[Manifest]) -> None:
+def _estimates(checked: Checked, planned: Sequence[PlannedNode], earlier: Sequence[Manifest]) -> dict[str, Estimate]:
     finished = {node.name: node.manifest for node in planned if node.manifest is not None}
     facts = Known(checked.seen, checked.loaded.root, finished, earlier)
-    informative = {name: estimate for name, estimate in estimates(checked.graph, facts).items() if estimate.has_values}
-    if not informative:
-        return
-    console.print(estimate_table(informative))
+    return {name: estimate for name, estimate in estimates(checked.graph, facts).items() if estimate.has_values}
 
 
 def _room_notes(checked: Checked, planned: Sequence[PlannedNode]) -> list[str]:
@@ -75,9 +93,12 @@ def _room_notes(checked: Checked, planned: Sequence[PlannedNode]) -> list[str]:
     return room_notes(reservations(checked.graph[node.name] for node in planned if node.action == "compute"))
 
 
-@app.command()
-def run(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
-    """Run a recipe and follow it. Finished stages are reused. Ctrl-C stops its jobs."""
+@printing(app, panels.RUNS)
+def run(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> Printed[RunEnd]:
+    """Run a recipe and follow it to its end.
+
+    Finished stages are reused. Ctrl-C stops its jobs.
+    """
     settings = overrides or []
     prepared = prepare(recipe, settings)
     prepared.require_single_run()
@@ -91,12 +112,23 @@ def run(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, O
     parameters = {"recipe": absolute(recipe), "overrides": settings}
     ended = follow("alignment/full", parameters, [node.name for node in planned], console)
     record = read_record(prepared.store, ended.run_id)
-    if record is not None:
-        console.print(outcome_table(record))
-    if not ended.succeeded:
-        raise StageError(f"{ended.message} (run {ended.url})")
-    if record is not None:
-        _show_end(prepared, record, ended.url)
+    report = None
+    if ended.succeeded and record is not None and any(node.ref.stage == Kind.REPORT for node in record.nodes):
+        report = copy_report(prepared.store, record.run_id)
+    stages = [StageOutcome.of(node) for node in record.nodes] if record is not None else []
+    document = RunEnd(ended.run_id, ended.state, ended.succeeded, ended.message, ended.url, report, stages)
+    text: list[RenderableType] = [] if record is None else [outcome_table(record)]
+    if ended.succeeded and record is not None:
+        text += _end(prepared, record, ended.url, report)
+    return Printed(document, text, run_error(ended))
+
+
+def run_error(ended: Ended) -> RunFailedError | RunInterruptedError | None:
+    """Return the error with which the command that followed the run ends; None: it succeeded."""
+    if ended.succeeded:
+        return None
+    kind = RunInterruptedError if ended.interrupted else RunFailedError
+    return kind(f"{ended.message} (run {ended.url})")
 
 
 def absolute(recipe: str) -> str:
@@ -104,19 +136,18 @@ def absolute(recipe: str) -> str:
     return str(Path(recipe).resolve()) if recipe.endswith((".yaml", ".yml")) else recipe
 
 
-def _show_end(prepared: Prepared, record: RunRecord, url: str) -> None:
-    for comparison in comparison_tables(record):
-        console.print(comparison)
+def _end(prepared: Prepared, record: RunRecord, url: str, report: Path | None) -> Iterator[RenderableType]:
+    yield from comparison_tables(record)
     if all(node.outcome == "reused" for node in record.nodes):
-        console.print("Nothing had to be computed: every stage was in the store.")
+        yield "Nothing had to be computed: every stage was in the store."
     for what, shown in model_lines(prepared.graph):
-        _show_place(what, shown)
-    if any(node.ref.stage == Kind.REPORT for node in record.nodes):
-        _show_place("report", str(copy_report(prepared.store, record.run_id)))
-    _show_place("this run", url)
-    _show_place("Ray dashboard", os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS", ""))
-    _show_place("artifacts", f"{prepared.store.url} (`alignment artifacts`)")
+        yield _place(what, shown)
+    if report is not None:
+        yield _place("report", str(report))
+    yield _place("this run", url)
+    yield _place("Ray dashboard", os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS", ""))
+    yield _place("artifacts", f"{prepared.store.url} (`alignment artifacts`)")
 
 
-def _show_place(what: str, where: str) -> None:
-    console.print(Text.assemble((f"{what:<14}", "bold"), f" {where}"), soft_wrap=True, highlight=False)
+def _place(what: str, where: str) -> Text:
+    return Text.assemble((f"{what:<14}", "bold"), f" {where}", no_wrap=True, overflow="ignore")

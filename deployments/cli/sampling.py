@@ -13,6 +13,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from deployments.cli import panels
 from deployments.cli.signals import end_in_order
 from rlhf_core.config.base import Dtype
 from rlhf_core.data.formats import Row
@@ -50,7 +51,7 @@ MinP = Annotated[float, typer.Option(help="sample from tokens with this share of
 MaxTokens = Annotated[int, typer.Option(help="of a completion")]
 
 
-@app.command()
+@app.command(rich_help_panel=panels.MODELS)
 def generate(
     model: Model,
     prompts: Annotated[str, typer.Argument(help="a data file of the format `prompts`, or - for JSON lines")] = "-",
@@ -100,7 +101,7 @@ def generate(
             sample(folder, tokenizer, rows, Request(samples, sampling, seed, logprobs), settings, write)
 
 
-@app.command()
+@app.command(rich_help_panel=panels.MODELS)
 def chat(
     models: Models,
     system: System = None,
@@ -114,7 +115,9 @@ def chat(
     dtype: Precision = None,
     rollout: Rollout = None,
 ) -> None:
-    """Chat with a model, or with several side by side; /help lists the commands. Standard input may be a pipe.
+    """Chat with a model, or with several side by side.
+
+    /help lists the commands. Standard input may be a pipe.
 
     For example: alignment chat support-bot/champion ./Llama-3.2-1B-Instruct --system "Answer in one sentence."
     """

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from deployments.cli import panels
 from deployments.cli.sampling import Base, Model, Precision, Rollout, Template
 from deployments.cli.signals import end_in_order
 from deployments.stack.settings import LOOPBACK
@@ -31,7 +32,7 @@ MODEL = typer.Argument(help="a reward model: a folder, stage/key (the first digi
 WORKERS = typer.Option(min=1, max=256, help="processes, each with the whole model; one that dies is started again")
 
 
-@app.command("serve-reward")
+@app.command("serve-reward", rich_help_panel=panels.MODELS)
 def serve_reward(
     model: Annotated[str, MODEL],
     host: Annotated[str, typer.Option(help="address to listen on")] = LOOPBACK,
@@ -63,7 +64,7 @@ def serve_reward(
         serve(partial(reward_application, serving), listener, workers)
 
 
-@app.command("serve")
+@app.command("serve", rich_help_panel=panels.MODELS)
 def serve_model(
     model: Model,
     host: Annotated[str, typer.Option(help="address to listen on")] = LOOPBACK,

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 import typer
 from rich.table import Table
 
+from deployments.cli import panels
+from deployments.cli.documents import Environment, Port, Service, StackStatus
+from deployments.cli.output import Printed, printing
 from deployments.stack.environment import stack_environment
+from rlhf_core.errors import StackError
 
 if TYPE_CHECKING:
     from deployments.stack.ports import ListeningPort
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command()
+@app.command(rich_help_panel=panels.SET_UP)
 def up() -> None:
     """Start the S3 server, Ray, Prefect and its worker on this machine, unless they are running."""
     from deployments.stack import control
@@ -36,10 +40,12 @@ def up() -> None:
     typer.echo(f"logs           {stack.folder / 'logs'}")
 
 
-@app.command()
-def status() -> None:
-    """Show the state, address and log of each service. The exit code is 1 if one does not work."""
-    from deployments.cli.console import console
+@printing(app, panels.SET_UP)
+def status() -> Printed[StackStatus]:
+    """Show the state, address and log of each service of the local stack.
+
+    The exit code is 1 if one does not work.
+    """
     from deployments.stack import control
 
     lines = control.status()
@@ -54,10 +60,17 @@ def status() -> None:
             line.url,
             str(line.log or ""),
         )
-    console.print(table)
-    console.print(_ports(control.ports()))
-    if not all(line.good for line in lines):
-        raise typer.Exit(1)
+    ports = control.ports()
+    document = StackStatus(
+        [
+            Service(line.name, line.state, line.problem, line.good, line.pid, line.uptime, line.url, line.log)
+            for line in lines
+        ],
+        [Port(port.address, port.port, port.name or port.process, port.protection) for port in ports],
+    )
+    failing = [line.name for line in lines if not line.good]
+    error = StackError(f"{', '.join(failing)}: not working; start with `alignment up`, or see the log")
+    return Printed(document, [table, _ports(ports)], error if failing else None)
 
 
 def _ports(ports: Sequence[ListeningPort]) -> Table:
@@ -67,16 +80,16 @@ def _ports(ports: Sequence[ListeningPort]) -> Table:
     return table
 
 
-@app.command()
+@app.command(rich_help_panel=panels.SET_UP)
 def down() -> None:
-    """Stop the local stack; artifacts, ports and credentials are kept for the next `up`."""
+    """Stop the local stack, and keep artifacts, ports and credentials for the next `up`."""
     from deployments.stack import control
 
     control.down(report=typer.echo)
 
 
-@app.command()
-def env() -> None:
+@printing(app, panels.SET_UP)
+def env() -> Printed[Environment]:
     """Print the stack's variables for a shell: eval "$(alignment env)"."""
-    for name, value in stack_environment().items():
-        typer.echo(f"export {name}={shlex.quote(value)}")
+    variables = stack_environment()
+    return Printed(Environment(variables), [f"export {name}={shlex.quote(v)}" for name, v in variables.items()])

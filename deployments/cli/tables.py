@@ -96,6 +96,16 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
 
 
+def size_text(num_bytes: int) -> str:
+    """Format `512 B`, `3 kB`, `1.2 TB`."""
+    size = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
 def _time(node: NodeRecord) -> str:
     return duration(node.seconds) if node.outcome in ("reused", "computed") else ""
 

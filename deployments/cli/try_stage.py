@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from deployments.cli import panels
+from deployments.cli.console import console
+from deployments.cli.documents import TriedStage
+from deployments.cli.exit_codes import ExitCode
+from deployments.cli.output import Printed, printing
 from deployments.cli.reports import OUTPUTS
 from deployments.cli.run import OVERRIDES, RECIPE
 from deployments.cli.signals import end_in_order
@@ -27,14 +34,14 @@ STORE = typer.Option(
 AGAIN = typer.Option("--again", help="recompute what the node needs, too")
 
 
-@app.command("try")
+@printing(app, panels.RUNS, "try")
 def try_stage(
     recipe: Annotated[str, RECIPE],
     node: Annotated[str, NODE],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     store: Annotated[str, STORE] = str(OUTPUTS / "try"),
     again: Annotated[bool, AGAIN] = False,
-) -> None:
+) -> Printed[TriedStage]:
     """Run one node in this process, without Ray, Prefect or a server: `breakpoint()` works in it, and in your code.
 
     The node's inputs come from the store, or are computed here first, all with one rank and one engine.
@@ -47,20 +54,23 @@ def try_stage(
     end_in_order()
     try:
         with lent_terminal():
-            tried = try_node(prepared, chosen, typer.echo, again=again)
+            tried = try_node(prepared, chosen, console.print, again=again)
     except AlignmentError as error:  # raised by the stage: a debugging session needs the traceback
         traceback.print_exception(error)
-        raise typer.Exit(1) from error
-    _show(tried, prepared.store.url)
+        raise typer.Exit(ExitCode.ERROR) from error
+    kept = tried.kept.finished_at if tried.kept is not None and tried.kept != tried.manifest else None
+    manifest = tried.manifest
+    return Printed(
+        TriedStage(manifest.ref.full, tried.folder, manifest.metrics, kept), _lines(tried, kept, prepared.store.url)
+    )
 
 
-def _show(tried: Tried, store: str) -> None:
-    typer.echo(f"result   {tried.folder}")
+def _lines(tried: Tried, kept: datetime | None, store: str) -> Iterator[str]:
+    yield f"result   {tried.folder}"
     if metrics := main_metrics(tried.manifest.metrics):
-        typer.echo(f"metrics  {metrics}")
-    if tried.kept is not None and tried.kept != tried.manifest:
-        kept_since = f"{tried.kept.finished_at:%Y-%m-%d %H:%M}"
-        typer.echo(
-            f"{store} keeps the result of {kept_since}, which other nodes read; to continue from this one "
+        yield f"metrics  {metrics}"
+    if kept is not None:
+        yield (
+            f"{store} keeps the result of {kept:%Y-%m-%d %H:%M}, which other nodes read; to continue from this one "
             "give another --store"
         )

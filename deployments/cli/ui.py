@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from aiohttp import web
 
+from deployments.cli import panels
 from deployments.cli.signals import end_in_order
 from deployments.stack.settings import LOOPBACK
 from rlhf_core.artifacts.opening import open_store, store_url
@@ -18,7 +19,7 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 app = typer.Typer()
 
 
-@app.command()
+@app.command(rich_help_panel=panels.RESULTS)
 def ui(
     host: Annotated[str, typer.Option(help="address to listen on")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 8040,

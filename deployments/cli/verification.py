@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from deployments.cli import panels
+from deployments.cli.completion import artifact_names
 from deployments.cli.console import console
+from deployments.cli.documents import DamagedObject, Integrity
+from deployments.cli.output import Printed, printing
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -22,44 +26,59 @@ from rlhf_core.stages.job_context import node_cache
 
 app = typer.Typer()
 
-WHAT = typer.Argument(help="an artifact, an alias, or a run by its id; without it, the whole store")
+WHAT = typer.Argument(
+    help="an artifact, an alias, or a run by its id; without it, the whole store", autocompletion=artifact_names
+)
 
 
-@app.command(name="verify")
-def verify_command(ref: Annotated[str | None, WHAT] = None) -> None:
-    """Read every blob and compare it with its hash, and every manifest with its spec; changes nothing.
+@printing(app, panels.STORE, "verify")
+def verify_command(ref: Annotated[str | None, WHAT] = None) -> Printed[Integrity]:
+    """Compare every blob with its hash, and every manifest with its spec.
 
-    Exit code 1 if something is damaged.
+    Changes nothing. Exit code 1 if something is damaged.
     """
     result = _verified(ArtifactRepository(open_store(store_url())), ref)
+    error = None
     if all(item.what == MISSING for item in result.damage) and result.damage:
         what = "`alignment repair` puts back what this node's cache has, and their recipes compute the others again"
-        raise StoreError(f"{_count(result.damage)} missing: {what}")
-    if result.damage:
-        raise StoreError(f"{_count(result.damage)} damaged: `alignment repair` takes them out of use")
+        error = StoreError(f"{_count(result.damage)} missing: {what}")
+    elif result.damage:
+        error = StoreError(f"{_count(result.damage)} damaged: `alignment repair` takes them out of use")
+    return Printed(_integrity(result), (), error)
 
 
-@app.command(name="repair")
+@printing(app, panels.STORE, "repair")
 def repair_command(
     ref: Annotated[str | None, WHAT] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be done")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
-) -> None:
-    """Verify, then restore damaged blobs from this node's cache, or take them out of use, so that the next run
-    computes their stages again. Nothing is deleted: objects out of use are moved below `damaged/` in the store.
+) -> Printed[Integrity]:
+    """Restore damaged blobs from this node's cache, or take them out of use.
+
+    Verifies first. The next run computes the stages of what is out of use again. Nothing is deleted: such objects are
+    moved below `damaged/` in the store.
     """
     repository = ArtifactRepository(open_store(store_url()))
     result = _verified(repository, ref)
     if not result.damage or dry_run:
-        return
+        return Printed(_integrity(result))
     if not yes and not _confirmed(f"take the {_count(result.damage)} above out of use?"):
-        console.print("nothing was changed")
-        return
+        return Printed(_integrity(result), ["nothing was changed"])
+    repairs = {}
     for done in repair(repository, result.damage, node_cache()):
-        console.print(f"{done.damage.path}: {done.done}", soft_wrap=True, highlight=False)
+        repairs[done.damage.path] = done.done
+        console.print(f"{done.damage.path}: {done.done}")
     lost = {one for item in result.damage for one in item.artifacts if not _is_whole(repository, one)}
-    for line in _commands(repository, lost):
-        console.print(line, soft_wrap=True, highlight=False)
+    commands = list(_commands(repository, lost))
+    return Printed(_integrity(result, repairs, commands), commands)
+
+
+def _integrity(result: Verification, repairs: Mapping[str, str] = {}, commands: list[str] | None = None) -> Integrity:
+    damaged = [
+        DamagedObject(item.path, item.what, [ref.full for ref in item.artifacts], repairs.get(item.path, ""))
+        for item in result.damage
+    ]
+    return Integrity(result.artifacts, result.blobs, result.num_bytes, damaged, commands or [])
 
 
 def _confirmed(question: str) -> bool:

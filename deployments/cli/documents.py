@@ -1,0 +1,264 @@
+"""The documents that commands print with `--json`. Fields are added to them, and never renamed: programs read them.
+
+Times are ISO 8601 with a zone, durations seconds, sizes bytes; an artifact is named `stage/key` with all its digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from rlhf_core.artifacts.manifest import Manifest, MetricValue
+from rlhf_core.pipeline.estimates import Estimate
+from rlhf_core.pipeline.record import NodeRecord, RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Of commands that write files."""
+
+    paths: Sequence[Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    name: str
+    state: str
+    problem: str
+    works: bool
+    pid: int
+    uptime: float
+    url: str
+    log: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    address: str
+    port: int
+    used_by: str
+    protected_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class StackStatus:
+    services: Sequence[Service]
+    ports: Sequence[Port]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactLine:
+    artifact: str
+    name: str
+    kind: str
+    recipe: str
+    made: datetime
+    size: int
+    metrics: Mapping[str, MetricValue]
+
+    @classmethod
+    def of(cls, m: Manifest) -> ArtifactLine:
+        size = sum(file.size for file in m.files)
+        return cls(m.ref.full, m.name, m.kind, m.recipe, m.finished_at, size, m.metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class Artifacts:
+    artifacts: Sequence[ArtifactLine]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    artifact: str
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class AliasLine:
+    alias: str
+    artifact: str
+    previous: str | None
+    by: str
+    reason: str
+    moved: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Aliases:
+    aliases: Sequence[AliasLine]
+
+
+@dataclass(frozen=True, slots=True)
+class ParentLink:
+    parent: str
+    child: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestors:
+    artifacts: Sequence[Manifest]  # parents before children, the artifact itself last
+    edges: Sequence[ParentLink]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    name: str
+    artifact: str
+    action: str
+    why: str
+    reads: Sequence[str]
+    estimate: Estimate | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    recipe: str
+    stages: Sequence[PlannedStage]
+    left_out: Mapping[str, str]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutcome:
+    name: str
+    artifact: str
+    outcome: str
+    seconds: float
+    metrics: Mapping[str, MetricValue]
+    error: str
+
+    @classmethod
+    def of(cls, node: NodeRecord) -> StageOutcome:
+        return cls(node.name, node.ref.full, node.outcome, node.seconds, node.metrics, node.error)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    run: str
+    state: str
+    succeeded: bool
+    message: str
+    url: str
+    report: Path | None
+    stages: Sequence[StageOutcome]
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    run: str
+    recipe: str
+    settings: Sequence[str]
+    outcome: str  # completed, failed, or of a run without a record its state in Prefect
+    started: datetime | None
+    seconds: float | None
+    failed_stages: Sequence[str]
+
+    @classmethod
+    def of(cls, record: RunRecord) -> RunLine:
+        return cls(
+            run=record.run_id,
+            recipe=str(record.recipe.get("name", "")),
+            settings=record.overrides,
+            outcome="completed" if record.succeeded else "failed",
+            started=record.started_at,
+            seconds=(record.finished_at - record.started_at).total_seconds(),
+            failed_stages=[node.name for node in record.nodes if node.outcome == "failed"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    runs: Sequence[RunLine]
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeLine:
+    name: str
+    path: Path
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recipes:
+    recipes: Sequence[RecipeLine]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLine:
+    number: int
+    verdict: str  # accepted, refused, skipped, running, or unfinished: started by a run that has ended
+    reason: str
+    candidate: str | None
+    started: datetime | None
+    ended: datetime | None
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRounds:
+    loop: str
+    rounds: Sequence[RoundLine]
+    page: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleLine:
+    loop: str
+    when: str
+    active: bool
+    recipe: str
+    settings: str
+
+
+@dataclass(frozen=True, slots=True)
+class Schedules:
+    schedules: Sequence[ScheduleLine]
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedObject:
+    object: str
+    damage: str
+    artifacts: Sequence[str]
+    repair: str  # empty: nothing was done
+
+
+@dataclass(frozen=True, slots=True)
+class Integrity:
+    artifacts: int
+    blobs: int
+    bytes_read: int
+    damaged: Sequence[DamagedObject]
+    to_compute_again: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TriedStage:
+    artifact: str
+    folder: Path
+    metrics: Mapping[str, MetricValue]
+    kept_result: datetime | None  # when the result was made that the store keeps instead
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledRun:
+    run: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """Of `alignment logs`, one object a line."""
+
+    job: str
+    stage: str
+    process: str
+    line: str
