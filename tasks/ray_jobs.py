@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -50,6 +51,17 @@ class JobWatcher(Protocol):
 
     def cancelled(self) -> bool:
         """Return True once the job must be stopped. Called twice a second or more often."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageJob:
+    """An attempt at a stage on the cluster."""
+
+    id: str
+    node: str  # in the recipe
+    run_id: str  # of the run that submitted it; others may have attached to it
+    ended: bool
+    started_ms: int
 
 
 class _Client(JobSubmissionClient):
@@ -193,12 +205,23 @@ class RayJobs:
 
     def running(self) -> list[str]:
         """Return the ids of the unfinished jobs of all stages and stores."""
-        jobs = self._call(self._client.list_jobs)
-        return [
-            job.submission_id
-            for job in jobs
-            if job.submission_id and is_job_id(job.submission_id) and not job.status.is_terminal()
-        ]
+        return [job.id for job in self.jobs() if not job.ended]
+
+    def jobs(self) -> list[StageJob]:
+        """Return the jobs of all stages and stores that the cluster remembers, oldest first."""
+        jobs = [
+            StageJob(job.submission_id, metadata.get("node", ""), metadata.get("run_id", ""), job.status.is_terminal(),
+                     job.start_time or 0)
+            for job in self._call(self._client.list_jobs)
+            if job.submission_id and is_job_id(job.submission_id)
+            for metadata in [job.metadata or {}]
+        ]  # fmt: skip
+        return sorted(jobs, key=lambda job: (job.started_ms, job.id))
+
+    def log(self, job_id: str) -> str:
+        """Return what the job has printed so far: its driver's output, and that of its ranks and engines."""
+        log: str = self._call(lambda: self._client.get_job_logs(job_id))
+        return log
 
     def _newest_attempt(self, prefix: str) -> tuple[int, JobStatus | None]:
         attempts = {

@@ -260,5 +260,6 @@ class LogLine:
 
     job: str
     stage: str
-    process: str
+    process: str  # driver, rank, engine, or the class of another actor
+    pid: int | None  # of an actor
     line: str

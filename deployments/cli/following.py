@@ -26,23 +26,18 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import Artifact, FlowRun, State, TaskRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelled, Cancelling
 from rich.console import Console
 
+from deployments.cli.cancelling import cancel_run, is_unavailable
 from deployments.cli.live_view import NodeView, View, view
 from deployments.cli.prefect_server import answers_of, asking_for, prefect_api
 from deployments.cli.waiting import awaited
 from deployments.stack.automations import SILENT
-from rlhf_core.artifacts.opening import open_store, store_url
-from rlhf_core.errors import AlignmentError, StackError
-from rlhf_core.system.stopping import grace_seconds
-from tasks.ray_jobs import connect
-from tasks.stage import stop_jobs_of
+from rlhf_core.errors import StackError
 
 _CTRL_C = "Ctrl-C in the terminal"
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 5.0  # between two checks of the reason for waiting
-_CANCEL_SECONDS = 12.0  # that the run's own process has to stop its jobs
 _REVIVAL_SECONDS = 10.0  # that a process has to say that it is alive, although it was silent for long
 _LOST_SECONDS = 60.0  # after which a Prefect server that does not answer counts as lost
 
@@ -76,7 +71,7 @@ def follow(deployment: str, parameters: Mapping[str, Any], nodes: Sequence[str],
             interrupted = True
             run_view.note("cancelling: waiting for the jobs to stop (Ctrl-C again exits without waiting)")
             try:
-                state = run.cancel()
+                state = cancel_run(client, run_id, _CTRL_C, run_view.note)
             except KeyboardInterrupt as error:
                 raise StackError(f"not waiting for the jobs to stop: see {url}") from error
         except ObjectNotFound as error:
@@ -128,7 +123,7 @@ class _FollowedRun:
                     crashed_since = None
                 self._note_what_it_waits_for(flow_run)
             except httpx.HTTPError as error:
-                if not _is_unavailable(error):
+                if not is_unavailable(error):
                     raise
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > _LOST_SECONDS:
@@ -137,39 +132,6 @@ class _FollowedRun:
                         "`alignment status`"
                     ) from error
             time.sleep(_POLL_SECONDS)
-
-    def cancel(self) -> State:
-        """Cancel the run and return its state. Stops its jobs itself if no process of the run does."""
-        try:
-            self._client.set_flow_run_state(self._run_id, Cancelling(message=_CTRL_C))
-            limit = time.monotonic() + _CANCEL_SECONDS + grace_seconds()
-            while time.monotonic() < limit:
-                state = self._client.read_flow_run(self._run_id).state
-                if state is not None and state.is_final():
-                    return state
-                time.sleep(_POLL_SECONDS)
-        except httpx.HTTPError as error:
-            if not _is_unavailable(error):
-                raise
-            self._stop_jobs()
-            raise StackError(
-                f"the run's jobs are stopped, but no Prefect server answers ({error}): its state is as it was"
-            ) from error
-        self._view.note("no process of the run answers: stopping its jobs from here")
-        cancelled: State = Cancelled(message=f"{_CTRL_C}; no process of the run answered")
-        try:
-            self._stop_jobs()
-        finally:
-            self._client.set_flow_run_state(self._run_id, cancelled, force=True)
-        return cancelled
-
-    def _stop_jobs(self) -> None:
-        try:
-            stop_jobs_of(str(self._run_id), open_store(store_url()), connect(patience=_CANCEL_SECONDS / 2))
-        except AlignmentError as error:
-            raise StackError(
-                f"the jobs of the run {self._run_id} may still be running ({error}): see `ray job list`"
-            ) from error
 
     def _note_what_it_waits_for(self, flow_run: FlowRun) -> None:
         if time.monotonic() - self._asked_at < _ASK_SECONDS:
@@ -199,11 +161,6 @@ class _FollowedRun:
 def _may_be_alive(state: State) -> bool:
     """Return whether the server infers the end of the run from silence alone."""
     return state.is_crashed() and (state.message or "").startswith(SILENT)
-
-
-def _is_unavailable(error: httpx.HTTPError) -> bool:
-    """Return whether there is no response, or that of an overloaded or restarting server."""
-    return not isinstance(error, httpx.HTTPStatusError) or error.response.status_code >= 500
 
 
 def _started_at(task_run: TaskRun) -> float:

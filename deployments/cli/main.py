@@ -23,6 +23,8 @@ from deployments.cli import (
     loop,
     merging,
     run,
+    run_list,
+    running,
     sampling,
     serving,
     stack,
@@ -39,7 +41,9 @@ from rlhf_core import __version__
 from rlhf_core.errors import did_you_mean
 from rlhf_core.system.variables import check_all
 
-_MODULES = (stack, init, run, loop, try_stage, ui, artifacts, sampling, serving, merging, cluster, verification)
+_MODULES = (
+    stack, init, run, loop, try_stage, ui, running, run_list, artifacts, sampling, serving, merging, cluster, verification,
+)  # fmt: skip
 
 
 _WITH_ANY_VARIABLES = ("down", "status", "env")  # so that a stack can be ended whatever the shell's variables are

@@ -10,7 +10,7 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -28,6 +28,7 @@ _JSON = Annotated[bool, typer.Option(_FLAG, help="print JSON, as docs/cli.md des
 
 Document = TypeVar("Document")
 Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result", bound="Printed[Any] | Iterator[Printed[Any]]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +46,23 @@ class Printed(Generic[Document]):
 
 def printing(
     app: typer.Typer, panel: str, name: str | None = None
-) -> Callable[[Callable[Parameters, Printed[Any]]], Callable[Parameters, Printed[Any]]]:
-    """Register a command with the option `--json`; its group in the help is `panel`."""
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Register a command with the option `--json`; its group in the help is `panel`.
 
-    def register(function: Callable[Parameters, Printed[Any]]) -> Callable[Parameters, Printed[Any]]:
+    A command that goes on for long may return an iterator: its documents are lines of JSON.
+    """
+
+    def register(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         @functools.wraps(function)
         def command(*args: Any, **options: Any) -> None:
             as_json = options.pop("json")
             with redirect_stdout(sys.stderr) if as_json else nullcontext():
-                printed = function(*args, **options)
-            _print(printed, as_json)
+                result = function(*args, **options)
+            if isinstance(result, Printed):
+                _print(result, as_json, indent=2)
+                return
+            for printed in result:
+                _print(printed, as_json)
 
         signature = inspect.signature(function, eval_str=True)
         flag = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_JSON)
@@ -68,9 +76,9 @@ def printing(
     return register
 
 
-def _print(printed: Printed[Any], as_json: bool) -> None:
+def _print(printed: Printed[Any], as_json: bool, indent: int | None = None) -> None:
     if as_json:
-        print_json(printed.document, indent=2)
+        print_json(printed.document, indent)
     else:
         for item in printed.text:
             console.print(item)
@@ -78,8 +86,8 @@ def _print(printed: Printed[Any], as_json: bool) -> None:
         raise printed.error
 
 
-def print_json(document: Any, indent: int | None = None) -> None:
-    """Print a document, or with `indent` None a line of JSON. Numbers that are not finite become null."""
+def print_json(document: Any, indent: int | None) -> None:
+    """Print a document, with `indent` None as one line. Numbers that are not finite become null."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # of JSON, whatever the terminal's is
     sys.stdout.write(to_json(document, indent=indent, inf_nan_mode="null").decode() + "\n")

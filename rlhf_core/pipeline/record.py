@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Literal
 
@@ -12,7 +13,9 @@ from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, MetricValue
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
+from rlhf_core.errors import IntegrityError
 
+_PARALLEL_REQUESTS = 16
 Outcome = Literal["reused", "computed", "failed", "not run"]
 
 
@@ -89,3 +92,28 @@ def write_start(store: Store, start: RunStart) -> None:
 def read_start(store: Store, run_id: str) -> RunStart | None:
     data = store.get(start_path(run_id))
     return None if data is None else parsed(RunStart, data, start_path(run_id), "the start of a run")
+
+
+def newest_records(store: Store) -> Iterator[tuple[str, RunRecord | IntegrityError]]:
+    """Yield each run's id and record, newest first, or in its place the error of a damaged one.
+
+    Only as many records are read as are asked for, in steps: Prefect's ids of runs, UUIDs of version 7, sort by the
+    time at which they were made.
+    """
+
+    def read(run_id: str) -> RunRecord | IntegrityError | None:
+        try:
+            return read_record(store, run_id)
+        except IntegrityError as error:
+            return error
+
+    paths = (path.split("/") for path in reversed(store.list("runs/")))
+    run_ids = [parts[1] for parts in paths if len(parts) == 3 and parts[2] == "run.json"]
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+        for start in range(0, len(run_ids), _PARALLEL_REQUESTS):
+            step = run_ids[start : start + _PARALLEL_REQUESTS]
+            yield from (
+                (run_id, record)
+                for run_id, record in zip(step, pool.map(read, step), strict=True)
+                if record is not None
+            )

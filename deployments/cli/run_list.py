@@ -1,0 +1,99 @@
+"""`alignment runs` and `recipes`: the runs of the store, newest first, and the recipes that can be run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from deployments.cli import panels
+from deployments.cli.documents import RecipeLine, Recipes, RunLine, Runs
+from deployments.cli.output import Printed, printing
+from deployments.cli.prefect_settings import import_prefect
+from deployments.cli.recipe_list import described_recipes
+from deployments.cli.tables import duration
+from rlhf_core.artifacts.opening import open_store, store_url
+from rlhf_core.errors import IntegrityError, StackError
+from rlhf_core.pipeline.record import newest_records
+
+app = typer.Typer()
+
+_FAILED = ("failed", "crashed", "unreadable")
+_STYLES = {"completed": "green", "running": "cyan", **dict.fromkeys(_FAILED, "red")}
+
+
+@printing(app, panels.RESULTS)
+def runs(
+    recipe: Annotated[str | None, typer.Option(help="only runs of this recipe, by its name")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="only runs that failed or crashed")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="how many")] = 20,
+) -> Printed[Runs]:
+    """List runs, newest first, with those that Prefect knows to be unfinished.
+
+    Ended runs come from the store alone.
+    """
+
+    def wanted(line: RunLine) -> bool:
+        return recipe in (None, line.recipe) and (not failed or line.outcome in _FAILED)
+
+    recorded = list(islice(filter(wanted, _recorded()), limit))
+    known = {line.run for line in recorded}
+    others = [line for line in _in_prefect(limit) if line.run not in known and wanted(line)]
+    lines = sorted([*others, *recorded], key=_newest_first, reverse=True)[:limit]
+    return Printed(Runs(lines), [_table(lines)])
+
+
+def _recorded() -> Iterator[RunLine]:
+    for run_id, record in newest_records(open_store(store_url())):
+        if isinstance(record, IntegrityError):
+            yield RunLine(run_id, "", (), "unreadable", None, None, [])
+        else:
+            yield RunLine.of(record)
+
+
+def _in_prefect(limit: int) -> list[RunLine]:
+    """Return the newest runs that Prefect knows, ended or not; none without a server."""
+    import_prefect()
+    from deployments.cli.prefect_runs import newest_runs
+
+    try:
+        return newest_runs(limit)
+    except StackError as error:
+        print(f"only runs that have ended are listed: {error}", file=sys.stderr)
+        return []
+
+
+def _newest_first(line: RunLine) -> tuple[float, str]:
+    return (line.started.timestamp() if line.started is not None else 0.0, line.run)
+
+
+def _table(lines: list[RunLine]) -> Table:
+    table = Table()
+    for column in ("run", "recipe", "settings", "started", "outcome", "time"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("run", "started"))
+    for line in lines:
+        outcome = f"{line.outcome}: {', '.join(line.failed_stages)}" if line.failed_stages else line.outcome
+        table.add_row(
+            line.run,
+            line.recipe,
+            " ".join(line.settings),
+            "" if line.started is None else f"{line.started:%Y-%m-%d %H:%M}",
+            Text(outcome, _STYLES.get(line.outcome, "")),
+            "" if line.seconds is None else duration(line.seconds),
+        )
+    return table
+
+
+@printing(app, panels.RUNS)
+def recipes() -> Printed[Recipes]:
+    """List the recipes of this folder and the shipped ones, each with its description."""
+    lines = [RecipeLine(each.name, each.path, each.description) for each in described_recipes()]
+    table = Table("recipe", "description")
+    for line in lines:
+        table.add_row(line.name, line.description)
+    return Printed(Recipes(lines), [table])
