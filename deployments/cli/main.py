@@ -19,6 +19,7 @@ from typer.exceptions import TyperException
 from deployments.cli import (
     artifacts,
     cluster,
+    diff,
     init,
     loop,
     merging,
@@ -42,7 +43,8 @@ from rlhf_core.errors import did_you_mean
 from rlhf_core.system.variables import check_all
 
 _MODULES = (
-    stack, init, run, loop, try_stage, ui, running, run_list, artifacts, sampling, serving, merging, cluster, verification,
+    stack, init, run, loop, try_stage, ui, running, run_list, diff, artifacts,
+    sampling, serving, merging, cluster, verification,
 )  # fmt: skip
 
 

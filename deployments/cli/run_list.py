@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -58,6 +59,8 @@ def _recorded() -> Iterator[RunLine]:
 
 def _in_prefect(limit: int) -> list[RunLine]:
     """Return the newest runs that Prefect knows, ended or not; none without a server."""
+    if not os.environ.get("PREFECT_API_URL"):
+        return []
     import_prefect()
     from deployments.cli.prefect_runs import newest_runs
 
