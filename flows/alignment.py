@@ -11,7 +11,11 @@ from flows.running import Row, run_recipe, stop_jobs
 
 
 @flow(name="alignment", on_cancellation=[stop_jobs])
-def alignment(recipe: str = "tiny", overrides: list[str] = []) -> list[Row] | State[Any]:  # noqa: B006  Prefect copies it
+def alignment(
+    recipe: str = "tiny",
+    overrides: list[str] = [],  # noqa: B006  Prefect copies it
+    rerun_from: str = "",
+) -> list[Row] | State[Any]:
     """Compute base, SFT, reward model, RL, merge, evaluation, report: the recipe's stages that the store does not have.
 
     Returns one row per stage: its outcome, time and main metrics.
@@ -19,5 +23,7 @@ def alignment(recipe: str = "tiny", overrides: list[str] = []) -> list[Row] | St
     Args:
         recipe: name of a shipped recipe, or path of a .yaml file
         overrides: settings to change, each key.key=value, such as rl.steps=200
+        rerun_from: a node that is computed again on purpose, and after it all that reads it; NODE@LABEL names the
+            repetition, so that another run with the same name finds its results
     """
-    return run_recipe(recipe, overrides)
+    return run_recipe(recipe, overrides, rerun_from=rerun_from)

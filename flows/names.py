@@ -20,11 +20,14 @@ def name_run(run_id: UUID, name: str, recipe: Recipe) -> None:
         client.update_flow_run(run_id, name=name, tags=sorted(tags))
 
 
-def run_name(recipe: Recipe, overrides: Sequence[str], only: Collection[str] | None = None) -> str:
-    """Return `tiny, seed 0: rl.steps=200`; for chosen nodes alone `tiny/rl, seed 0`."""
+def run_name(
+    recipe: Recipe, overrides: Sequence[str], only: Collection[str] | None = None, rerun_from: str = ""
+) -> str:
+    """Return `tiny, seed 0: rl.steps=200`; for chosen nodes alone `tiny/rl, seed 0`; `…, again from sft`."""
     name = recipe.name if only is None else f"{recipe.name}/{'+'.join(sorted(only))}"
     others = " ".join(override for override in overrides if not override.startswith("seed="))
-    name = f"{name}, seed {recipe.seed}{': ' if others else ''}{others}"
+    again = f", again from {rerun_from}" if rerun_from else ""
+    name = f"{name}, seed {recipe.seed}{again}{': ' if others else ''}{others}"
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 

@@ -23,6 +23,7 @@ from flows.report_link import link_report
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import NothingLeftError, RecipeError, StageError
 from rlhf_core.graph.graph import Node
+from rlhf_core.graph.rerun import Rerun
 from rlhf_core.pipeline.prepare import Prepared, pins_path, prepare
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
 from rlhf_core.pipeline.specs import run_settings
@@ -36,9 +37,12 @@ Futures = Mapping[str, PrefectFuture[Any]]
 CANCELLED: State[Any] = Cancelled(message="cancelled; its jobs are stopped, except those that other runs follow")
 
 
-def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | None = None) -> list[Row] | State[Any]:
+def run_recipe(
+    recipe: str, overrides: Sequence[str], only: Collection[str] | None = None, rerun_from: str = ""
+) -> list[Row] | State[Any]:
     """Compute the recipe's nodes, or the nodes `only`, that the store does not have.
 
+    rerun_from: a node to compute again, `node@label`; without a label this run is the label, also of its retries.
     Returns one table row per node, or the state Cancelled. Raises RecipeError, StoreError or StackError before any job,
     StageError when a stage failed.
     """
@@ -46,15 +50,17 @@ def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | No
     run_id = str(runtime.flow_run.id)
     with noticed_cancellation(UUID(run_id)) as cancel:
         close_earlier_attempts(UUID(run_id))
-        prepared = prepare(recipe, overrides, pins=pins_path(run_id))
+        rerun = Rerun.parse(rerun_from, label=run_id) if rerun_from else None
+        prepared = prepare(recipe, overrides, pins=pins_path(run_id), rerun=rerun)
         if only is None:
             prepared.require_single_run()
         nodes = prepared.graph if only is None else _chosen(only, prepared)
-        name_run(UUID(run_id), run_name(prepared.loaded.recipe, overrides, only), prepared.loaded.recipe)
+        name = run_name(prepared.loaded.recipe, overrides, only, rerun_from)
+        name_run(UUID(run_id), name, prepared.loaded.recipe)
         futures = compute(prepared, overrides, started_at, nodes, cancel)
     if cancel.is_set():
         return CANCELLED
-    return conclude(prepared, overrides, started_at, nodes, futures)
+    return conclude(prepared, overrides, started_at, nodes, futures, rerun)
 
 
 def compute(
@@ -94,12 +100,14 @@ def conclude(
     started_at: datetime,
     nodes: Mapping[str, Node],
     futures: Futures,
+    rerun: Rerun | None = None,
 ) -> list[Row]:
     """Write the run's record, table and report. Returns one table row per node.
 
     Raises StageError if one failed, NothingLeftError if only stages failed that had no rows to make.
     """
     record = _record(prepared, overrides, started_at, nodes, futures)
+    record = record.model_copy(update={"rerun_from": "" if rerun is None else str(rerun)})
     write_record(prepared.store, record)
     rows = [_row(node) for node in record.nodes]
     create_table_artifact(

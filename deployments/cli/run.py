@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.opening import STORE_VARIABLE, open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StageError
+from rlhf_core.graph.rerun import Rerun
 from rlhf_core.pipeline.estimates import Estimate, Known, estimates
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.plan import plan as make_plan
@@ -42,13 +44,24 @@ RECIPE = typer.Argument(help="name of a shipped recipe, or path of a .yaml file"
 OVERRIDES = typer.Argument(help="settings to change, each key.key=value, such as rl.steps=200", metavar="KEY=VALUE")
 
 
+RERUN_FROM = typer.Option(
+    help="compute this node and all that reads it again, although results exist; NODE@LABEL names the repetition",
+    metavar="NODE",
+)
+
+
 @printing(app, panels.RUNS)
-def plan(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> Printed[Plan]:
+def plan(
+    recipe: Annotated[str, RECIPE],
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    rerun_from: Annotated[str | None, RERUN_FROM] = None,
+) -> Printed[Plan]:
     """Show the stages that `run` would reuse and compute, the reasons, and the cost.
 
     Starts nothing, writes nothing.
     """
-    checked = check(recipe, overrides or [])
+    rerun = _rerun(rerun_from)
+    checked = check(recipe, overrides or [], rerun=rerun)
     repository: ArtifactRepository | None = None
     if os.environ.get(STORE_VARIABLE):
         store = open_store(store_url())
@@ -59,6 +72,8 @@ def plan(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, 
     planned = planned_nodes(checked, repository, earlier)
     costs = _estimates(checked, planned, earlier)
     notes = [*checked.notes, *answers]
+    if rerun is not None:
+        notes.append(f"these keys are those of `--rerun-from {rerun}`: with this name a run finds them again")
     text: list[RenderableType] = [plan_table(checked.loaded.recipe.name, planned)]
     if costs:
         text.append(estimate_table(costs))
@@ -93,14 +108,23 @@ def _room_notes(checked: Checked, planned: Sequence[PlannedNode]) -> list[str]:
     return room_notes(reservations(checked.graph[node.name] for node in planned if node.action == "compute"))
 
 
+def _rerun(text: str | None) -> Rerun | None:
+    """Return the repetition, with a label of its own if the user gave none."""
+    return None if text is None else Rerun.parse(text, label=uuid.uuid4().hex[:8])
+
+
 @printing(app, panels.RUNS)
-def run(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> Printed[RunEnd]:
+def run(
+    recipe: Annotated[str, RECIPE],
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    rerun_from: Annotated[str | None, RERUN_FROM] = None,
+) -> Printed[RunEnd]:
     """Run a recipe and follow it to its end.
 
     Finished stages are reused. Ctrl-C stops its jobs.
     """
-    settings = overrides or []
-    prepared = prepare(recipe, settings)
+    settings, rerun = overrides or [], _rerun(rerun_from)
+    prepared = prepare(recipe, settings, rerun=rerun)
     prepared.require_single_run()
     planned = planned_nodes(prepared, prepared.repository)
     console.print(plan_table(prepared.loaded.recipe.name, planned))
@@ -110,6 +134,8 @@ def run(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, O
     from deployments.cli.following import follow  # Prefect takes a second to import, and `plan` does not need it
 
     parameters = {"recipe": absolute(recipe), "overrides": settings}
+    if rerun is not None:
+        parameters["rerun_from"] = str(rerun)
     ended = follow("alignment/full", parameters, [node.name for node in planned], console)
     record = read_record(prepared.store, ended.run_id)
     report = None

@@ -73,6 +73,7 @@ class Manifest(Config):
     pins: dict[str, str] = Field({})  # URL of a remote source -> its content's identity
     config: dict[str, Any]
     seed: int | None  # None: nothing was drawn at random
+    rerun: str = ""  # label of a computation that was repeated on purpose
     metrics: dict[str, MetricValue] = Field({})
     code_revision: str
     libraries: dict[str, str]

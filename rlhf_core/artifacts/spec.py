@@ -27,6 +27,7 @@ class StageSpec(Config):
     tracking: dict[str, Any] = Field(default_factory=dict)
     run_id: str = ""
     recipe: str = ""  # its name
+    rerun: str = ""  # label of a computation that is repeated on purpose
 
     @property
     def ref(self) -> ArtifactRef:

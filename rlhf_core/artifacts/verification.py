@@ -158,6 +158,7 @@ def _spec_fields(spec: StageSpec) -> Iterator[tuple[str, Any]]:
         ("user_files", spec.user_files),
         ("pins", spec.pins),
         ("seed", spec.seed),
+        ("rerun", spec.rerun),
         ("libraries", spec.libraries),
     )
 

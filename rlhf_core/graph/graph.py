@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.contract import Stage
-from rlhf_core.errors import RecipeError
+from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.graph.outline import Outline, outline
 from rlhf_core.graph.pins import pins
 from rlhf_core.graph.plugins import plugins_of
+from rlhf_core.graph.rerun import Rerun
 from rlhf_core.graph.user_files import user_files
 from rlhf_core.recipe.loading import LoadedRecipe
 from rlhf_core.stages.key import stage_key
@@ -31,6 +32,7 @@ class Node:
     ref: ArtifactRef
     libraries: Mapping[str, str] = field(default_factory=dict)  # that compute it, its plugins among them
     plugins: Mapping[str, str] = field(default_factory=dict)  # that it uses -> version
+    rerun: str = ""  # label of a computation that is repeated on purpose
     after: tuple[str, ...] = ()  # nodes that must have succeeded before, though it does not read their results
 
 
@@ -39,12 +41,13 @@ def build_graph(
     libraries: Mapping[str, str],
     drafts: Outline | None = None,
     resolved: dict[str, str] | None = None,
+    rerun: Rerun | None = None,
 ) -> dict[str, Node]:
     """Return all nodes by name, each after its inputs.
 
     libraries: versions of the libraries that compute, by name; part of every key, as a node's plugins are of its own.
-    drafts: the recipe's outline, if it was drafted before. resolved: see `pins`.
-    Raises RecipeError if a setting names a missing input, or a source cannot be read.
+    drafts: the recipe's outline, if it was drafted before. resolved: see `pins`. rerun: a node that is computed again.
+    Raises RecipeError if a setting names a missing input, a source cannot be read, or no job computes the node `rerun`.
     """
     nodes: dict[str, Node] = {}
     pinned = {} if resolved is None else resolved
@@ -56,7 +59,14 @@ def build_graph(
             same = nodes[draft.inputs["model"]].ref
             nodes[draft.name] = Node(draft.name, draft.stage, draft.config, dict(draft.inputs), {}, {}, {}, None, same)
         else:
-            nodes[draft.name] = _node(draft, nodes, loaded, libraries, pinned, plugins_of(draft, all_drafts))
+            label = rerun.label if rerun is not None and rerun.node == draft.name else ""
+            nodes[draft.name] = _node(draft, nodes, loaded, libraries, pinned, plugins_of(draft, all_drafts), label)
+    if rerun is not None and not any(node.rerun for node in nodes.values()):
+        computed = {name: node for name, node in nodes.items() if node.libraries}
+        raise RecipeError(
+            f"`{rerun.node}` cannot be run again{did_you_mean(rerun.node, computed)}; "
+            f"what {loaded.recipe.name} computes is {', '.join(computed)}"
+        )
     return nodes
 
 
@@ -67,6 +77,7 @@ def _node(
     libraries: Mapping[str, str],
     resolved: dict[str, str],
     plugins: Mapping[str, str],
+    rerun: str,
 ) -> Node:
     refs = {name: nodes[other].ref for name, other in draft.inputs.items()}
     files = user_files(draft.config, loaded.root)
@@ -77,10 +88,10 @@ def _node(
     seed, libraries = draft.config.seed_of(loaded.recipe.seed), {**libraries, **plugins}
     key = stage_key(
         draft.stage, draft.config,
-        inputs=refs, user_files=files, pins=sources, seed=seed, libraries=libraries,
+        inputs=refs, user_files=files, pins=sources, seed=seed, libraries=libraries, rerun=rerun,
     )  # fmt: skip
     ref = ArtifactRef(stage=draft.stage.name, key=key)
     return Node(
         draft.name, draft.stage, draft.config, dict(draft.inputs), refs, files, sources, seed, ref,
-        libraries, plugins, draft.after,
+        libraries, plugins, rerun, draft.after,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import RecipeError, StoreError, did_you_mean
 from rlhf_core.graph.graph import Node, build_graph
 from rlhf_core.graph.outline import outline
+from rlhf_core.graph.rerun import Rerun
 from rlhf_core.preflight.calls import call_functions
 from rlhf_core.preflight.effects import effect_notes
 from rlhf_core.preflight.look import Seen, look
@@ -84,12 +85,13 @@ def check(
     resolved: dict[str, str] | None = None,
     store: str | None = None,
     start: RoundStart | None = None,
+    rerun: Rerun | None = None,
 ) -> Checked:
     """Check a recipe. Reads the store only if the recipe names an artifact of it, or is a loop.
 
     resolved: artifacts and remote sources looked up before; extended in place.
     store: its URL; none: the store of the environment.
-    start: the loop's round; none: the next one.
+    start: the loop's round; none: the next one. rerun: a node to compute again.
     Raises RecipeError for mistakes in the recipe, StoreError if the store is needed and cannot be read.
     """
     loaded = load_recipe(recipe, overrides)
@@ -110,7 +112,7 @@ def check(
         require_loop(loaded.recipe)  # it may have been taken out between two rounds
     drafts = outline(loaded.recipe, find, start)
     seen = look(loaded, drafts)
-    graph = build_graph(loaded, computing_libraries(), drafts, pinned)
+    graph = build_graph(loaded, computing_libraries(), drafts, pinned, rerun)
     notes = list(dict.fromkeys([*loaded.notes, *effect_notes(loaded.recipe, drafts.nodes), *seen.notes]))
     if start is not None:
         notes += check_round(loaded.recipe, graph, start, seen.rows, ArtifactRepository(_opened(store)))
@@ -124,6 +126,7 @@ def prepare(
     store: str | None = None,
     start: RoundStart | None = None,
     *,
+    rerun: Rerun | None = None,
     call_functions: bool = True,
 ) -> Prepared:
     """Run `check`, probe the store at the URL `store`, or the environment's, query the reward servers of nodes to be
@@ -135,7 +138,7 @@ def prepare(
     resolved: dict[str, str] = {}
     if pins and (kept := _opened(store).get(pins)) is not None:
         resolved = json.loads(kept)
-    checked = check(recipe, overrides, resolved, store, start)
+    checked = check(recipe, overrides, resolved, store, start, rerun)
     opened = _opened(store)
     opened.probe()
     if pins and resolved:

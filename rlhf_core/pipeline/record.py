@@ -42,6 +42,7 @@ class RunRecord(Config):
     run_id: str
     recipe: dict[str, Any]  # resolved
     overrides: tuple[str, ...]
+    rerun_from: str = ""  # `node@label`, which was computed again on purpose
     started_at: datetime
     finished_at: datetime
     nodes: tuple[NodeRecord, ...]

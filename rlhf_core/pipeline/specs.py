@@ -65,4 +65,5 @@ def _spec(node: Node, settings: RunSettings) -> StageSpec:
         tracking=dict(settings.tracking),
         run_id=settings.run_id,
         recipe=settings.recipe,
+        rerun=node.rerun,
     )

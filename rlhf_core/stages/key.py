@@ -29,10 +29,12 @@ def stage_key(
     seed: int | None,
     libraries: Mapping[str, str],
     pins: Mapping[str, str] = MappingProxyType({}),
+    rerun: str = "",
 ) -> str:
     """Return the SHA-256 (hex) over canonical JSON of all that can change the result. Pure: no clock, no environment.
 
-    seed: of a stage that draws random numbers; None: this one draws none.
+    seed: of a stage that draws random numbers; None: this one draws none. rerun: label of a computation that is
+    repeated on purpose, whose result is another one than that of the same key without it.
     """
     identity: dict[str, Any] = {
         "stage": stage.name,
@@ -46,6 +48,8 @@ def stage_key(
         identity["seed"] = seed
     if pins:  # a stage without remote sources keeps the key that it had before there were pins
         identity["pins"] = dict(pins)
+    if rerun:
+        identity["rerun"] = rerun
     canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 

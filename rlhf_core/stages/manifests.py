@@ -39,6 +39,7 @@ def manifest_of(
         pins=spec.pins,
         config=spec.config,
         seed=spec.seed,
+        rerun=spec.rerun,
         metrics=_plain(output.metrics),
         code_revision=_code_revision(),
         libraries=spec.libraries,

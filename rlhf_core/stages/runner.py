@@ -161,6 +161,7 @@ def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, Stage
     key = stage_key(
         stage, config,
         inputs=spec.inputs, user_files=spec.user_files, pins=spec.pins, seed=spec.seed, libraries=spec.libraries,
+        rerun=spec.rerun,
     )  # fmt: skip
     if key != spec.key:
         raise StageError(

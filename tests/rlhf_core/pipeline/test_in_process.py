@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from rlhf_core.artifacts.verification import verify
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import RecipeError
+from rlhf_core.graph.rerun import Rerun
 from rlhf_core.pipeline.in_process import try_node
 from rlhf_core.pipeline.prepare import Prepared, prepare
 
@@ -96,3 +98,19 @@ def test_an_unknown_node_names_the_nearest_and_all(prepared: Prepared) -> None:
     said = r"no node `data\.word`, did you mean `data\.words`\?; it has base, data\.shared, data\.words, pretrain"
     with pytest.raises(RecipeError, match=said):
         prepared.node("data.word")
+
+
+def test_a_node_that_is_run_again_has_a_result_of_its_own_beside_the_first(prepared: Prepared, tmp_path: Path) -> None:
+    first = try_node(prepared, prepared.node("data.words"), lambda line: None).manifest
+    rerun = Rerun.parse("data.words", label="again")
+    again = prepare(str(tmp_path / "small.yaml"), [], store=prepared.store.url, rerun=rerun)
+    second = try_node(again, again.node("data.words"), lambda line: None).manifest
+    assert (first.rerun, second.rerun, second.ref != first.ref) == ("", "again", True)
+    assert second.files == first.files, "this stage draws nothing at random"
+    assert prepared.repository.manifest(first.ref) == first
+    assert not verify(prepared.repository).damage
+    prepared.store.put(
+        f"{second.ref.path}/manifest.json", second.model_copy(update={"rerun": ""}).model_dump_json().encode()
+    )
+    (damage,) = verify(prepared.repository).damage
+    assert damage.what == "its rerun is not that of its spec.json"

@@ -18,11 +18,13 @@ from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.language_models import SFTConfig
 from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.config.stages.sampled import GenerateConfig
-from rlhf_core.errors import StoreError
+from rlhf_core.errors import RecipeError, StoreError
 from rlhf_core.graph.graph import build_graph
+from rlhf_core.graph.rerun import Rerun
 from rlhf_core.models import logprobs
 from rlhf_core.pipeline.estimates import Known, estimates
 from rlhf_core.pipeline.memory import HEAD_CHUNK, KEPT_CHUNKS, Shape, memory
+from rlhf_core.pipeline.plan import PlannedNode, plan
 from rlhf_core.preflight.look import Seen, look
 from rlhf_core.recipe.loading import LoadedRecipe, load_recipe
 from rlhf_core.stages.key import computing_libraries
@@ -95,6 +97,45 @@ def test_the_reason_is_what_changed(tmp_path: Path, repository: ArtifactReposito
     by_file = said(load(tmp_path), repository)
     assert by_file["data.talks"] == "compute: the file talks.jsonl changed"
     assert by_file["sft"] == "compute: after data.talks"
+
+
+@pytest.mark.parametrize("store_url", ["local"], indirect=True)
+def test_the_reason_names_the_first_cause_and_inputs_that_are_read_from_elsewhere(
+    tmp_path: Path, repository: ArtifactRepository
+) -> None:
+    merged = "first: {stage: sft, dataset: talks, batch_size: 1, max_length: 64, optimizer: {learning_rate: 1e-3}}\n"
+    recipe = RECIPE.replace("report: null\n", merged + "report: null\n")
+    (tmp_path / "planned.yaml").write_text(recipe, encoding="utf-8")
+    publish_all(load(tmp_path), repository, tmp_path / "files")
+    assert said(load(tmp_path, "base.dtype=float32"), repository)["first"] == "compute: after sft, because of base"
+    assert said(load(tmp_path, "first.model=base"), repository)["first"] == "compute: model: sft → base"
+    both = said(load(tmp_path, "seed=5"), repository)["first"]
+    assert both == "compute: after data.talks, sft; seed: 0 → 5", "each has a cause of its own"
+
+
+@pytest.mark.parametrize("store_url", ["local"], indirect=True)
+def test_a_node_that_is_run_again_has_another_key_and_what_reads_it_too(
+    tmp_path: Path, repository: ArtifactRepository
+) -> None:
+    loaded = load(tmp_path)
+    publish_all(loaded, repository, tmp_path / "files")
+
+    def planned_again(text: str) -> dict[str, PlannedNode]:
+        graph = build_graph(loaded, computing_libraries(), rerun=Rerun.parse(text, label="own"))
+        return {node.name: node for node in plan(graph, repository)}
+
+    again = planned_again("base")
+    assert {name: f"{node.action}: {node.why}" for name, node in again.items()} == {
+        "base": "compute: computed again on purpose: base@own",
+        "data.talks": "reuse: made 2026-01-02 03:04",
+        "sft": "compute: after base",
+    }
+    assert planned_again("base@own")["sft"].ref == again["sft"].ref, "its results are found by its name"
+    assert planned_again("base@other")["sft"].ref != again["sft"].ref
+    with pytest.raises(RecipeError, match="`bsae` cannot be run again, did you mean `base`"):
+        planned_again("bsae")
+    with pytest.raises(RecipeError, match="write NODE@LABEL"):
+        planned_again("base@a/b")
 
 
 @pytest.mark.parametrize("store_url", ["local"], indirect=True)
