@@ -21,7 +21,7 @@ class _Output(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         if self.is_terminal:
-            if all(isinstance(item, str) for item in objects):
+            if all(isinstance(item, str | Text) for item in objects):
                 options = {"soft_wrap": True, "highlight": False, **options}  # a line is copied as one
             super().print(*objects, **options)
             return

@@ -176,4 +176,4 @@ def _end(prepared: Prepared, record: RunRecord, url: str, report: Path | None) -
 
 
 def _place(what: str, where: str) -> Text:
-    return Text.assemble((f"{what:<14}", "bold"), f" {where}", no_wrap=True, overflow="ignore")
+    return Text.assemble((f"{what:<14}", "bold"), f" {where}")

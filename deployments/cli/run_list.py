@@ -76,9 +76,10 @@ def _newest_first(line: RunLine) -> tuple[float, str]:
 
 
 def _table(lines: list[RunLine]) -> Table:
-    table = Table()
-    for column in ("run", "recipe", "settings", "started", "outcome", "time"):
-        table.add_column(column, overflow="fold", no_wrap=column in ("run", "started"))
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    least = {"run": 36, "recipe": 6, "settings": 8, "started": 10, "outcome": 9, "time": 5}  # 80 characters in all
+    for column, width in least.items():
+        table.add_column(column, overflow="fold", no_wrap=column == "run", min_width=width)
     for line in lines:
         outcome = f"{line.outcome}: {', '.join(line.failed_stages)}" if line.failed_stages else line.outcome
         table.add_row(

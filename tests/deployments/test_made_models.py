@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from deployments.cli.console import console
 from deployments.cli.made_models import final_models, model_lines
 from deployments.cli.main import app
-from deployments.cli.run import _show_end
+from deployments.cli.run import _end
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -64,7 +65,8 @@ def test_a_run_shows_it_when_it_ends(tmp_path: Path, capsys: pytest.CaptureFixtu
     node, now = prepared.graph["rl"], datetime.now(UTC)
     rows = (NodeRecord(name="rl", ref=node.ref, outcome="computed"),)
     record = RunRecord(run_id="a", recipe={}, overrides=(), started_at=now, finished_at=now, nodes=rows)
-    _show_end(prepared, record, "http://prefect")
+    for item in _end(prepared, record, "http://prefect", report=None):
+        console.print(item)
     lines = [f"{what:<14} {shown}" for what, shown in model_lines(prepared.graph)]
     assert capsys.readouterr().out.splitlines()[: len(lines)] == lines
 
