@@ -10,12 +10,13 @@ import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock
 
 from rlhf_core.artifacts.manifest import file_digest
-from rlhf_core.artifacts.store import Paths, Store, checked_path, not_written, probe_contract
+from rlhf_core.artifacts.store import Entries, Entry, Paths, Store, checked_path, not_written, probe_contract
 from rlhf_core.errors import ConflictError, IntegrityError, StoreError
 
 _TEMPORARY = ".temporary"
@@ -96,6 +97,18 @@ class LocalStore(Store):
             return self._stored(path) is not None
 
     def list(self, prefix: str) -> Paths:
+        return sorted(self._paths(prefix))
+
+    def entries(self, prefix: str) -> Entries:
+        entries = []
+        for path in sorted(self._paths(prefix)):
+            with self._explained(path), suppress(FileNotFoundError):  # deleted meanwhile
+                status = self._file(path).stat()
+                modified = datetime.fromtimestamp(status.st_mtime, UTC)
+                entries.append(Entry(path, status.st_size, modified, f"{status.st_ino}-{status.st_mtime_ns}"))
+        return entries
+
+    def _paths(self, prefix: str) -> Iterator[str]:
         # Walk only the folder that the prefix ends in.
         folder = prefix.rpartition("/")[0]
         start = self._folder / checked_path(folder) if folder else self._folder
@@ -103,7 +116,7 @@ class LocalStore(Store):
             self._require_folder()
             files = [Path(where, name) for where, _, names in os.walk(start, onerror=_raise) for name in names]
         paths = (file.relative_to(self._folder).as_posix() for file in files)
-        return sorted(path for path in paths if path.startswith(prefix) and not path.startswith("."))
+        return (path for path in paths if path.startswith(prefix) and not path.startswith("."))
 
     def delete(self, path: str) -> None:
         with self._explained(path), self._locked(path):

@@ -23,7 +23,7 @@ from fsspec.asyn import sync
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from rlhf_core.artifacts.s3_settings import WaitingNote, check_settings, client_problem, endpoint, is_lasting, region
-from rlhf_core.artifacts.store import Paths, Store, checked_path, not_written, probe_contract
+from rlhf_core.artifacts.store import Entries, Entry, Paths, Store, checked_path, not_written, probe_contract
 from rlhf_core.errors import ConflictError, StoreError, reason_of
 from rlhf_core.system.paths import FULL
 
@@ -135,13 +135,18 @@ class S3Store(Store):
         return True
 
     def list(self, prefix: str) -> Paths:
+        return [entry.path for entry in self.entries(prefix)]
+
+    def entries(self, prefix: str) -> Entries:
         root = f"{self._bucket}/{self._prefix}"
         folder, _, start = f"{root}{prefix}".rpartition("/")
-        names = self._call(prefix, self._s3._find, folder, prefix=start, timeout=None)
+        names = self._call(prefix, self._s3._find, folder, prefix=start, detail=True, timeout=None)
         # Some servers store folders, and s3fs returns an empty folder itself as its content.
-        return sorted(
-            name.removeprefix(root) for name in names if name.startswith(root + prefix) and not name.endswith("/")
-        )
+        return [
+            Entry(name.removeprefix(root), stored["size"], stored["LastModified"], stored["ETag"])
+            for name, stored in sorted(names.items())
+            if name.startswith(root + prefix) and not name.endswith("/")
+        ]
 
     def delete(self, path: str) -> None:
         self._request("delete_object", path)

@@ -5,12 +5,24 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rlhf_core.errors import ConflictError, StoreError
 
-Paths: TypeAlias = list[str]  # an alias, because `list` is a method below
+
+class Entry(NamedTuple):
+    """An object in a listing."""
+
+    path: str
+    size: int  # in bytes
+    modified: datetime  # when it was written last, by the store's clock; aware
+    version: str  # changes with every write of other content
+
+
+Paths: TypeAlias = list[str]  # aliases, because `list` is a method below
+Entries: TypeAlias = list[Entry]
 
 
 class Store(ABC):
@@ -63,6 +75,10 @@ class Store(ABC):
     @abstractmethod
     def list(self, prefix: str) -> Paths:
         """Return the sorted paths of all objects that start with `prefix`, which need not end at a slash."""
+
+    @abstractmethod
+    def entries(self, prefix: str) -> Entries:
+        """Return what `list` does, with size and age of each object, read without their content."""
 
     @abstractmethod
     def delete(self, path: str) -> None:

@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,19 @@ class StoreContract:
         assert store.list("")[0] == "other"
         store.delete("stages/sft/ab1/m.json")
         assert store.list("stages/sft/") == ["stages/sft/ab2/m.json"]
+
+    def test_entries_are_the_list_with_sizes_ages_and_versions(self, store: Store) -> None:
+        assert store.entries("a/") == []
+        before = datetime.now(UTC) - timedelta(seconds=5)  # a server's clock may count whole seconds
+        for path, data in (("a/x", b"one"), ("a/y/z", b""), ("b", b"other")):
+            store.put(path, data)
+        entries = store.entries("a/")
+        assert [(entry.path, entry.size) for entry in entries] == [("a/x", 3), ("a/y/z", 0)]
+        assert all(before <= entry.modified <= datetime.now(UTC) + timedelta(seconds=5) for entry in entries)
+        assert store.entries("a/") == entries
+        store.put("a/x", b"two")
+        [changed, same] = store.entries("a/")
+        assert (changed.version != entries[0].version, same) == (True, entries[1])
 
     @pytest.mark.parametrize("path", ["", "/a", "../a", "a/../b", "a//b", "a/", ".locks/x"])
     def test_paths_that_lead_elsewhere_are_refused(self, store: Store, path: str) -> None:
