@@ -25,7 +25,7 @@ from rlhf_core.errors import NothingLeftError, RecipeError, StageError
 from rlhf_core.graph.graph import Node
 from rlhf_core.graph.rerun import Rerun
 from rlhf_core.pipeline.prepare import Prepared, pins_path, prepare
-from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
+from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_needs, write_record, write_start
 from rlhf_core.pipeline.specs import run_settings
 from rlhf_core.report.formatting import main_metrics
 from tasks.prefect_tasks import StageRunner, stage_task
@@ -82,6 +82,7 @@ def compute(
         ),
     )
     settings = run_settings(prepared, str(runtime.flow_run.id))
+    write_needs(prepared.store, settings.run_id, [node.ref for node in prepared.graph.values()])
     runner = StageRunner(settings, nodes, prepared.repository, connect(), cancel)
     futures = _submit(nodes, runner)
     try:

@@ -110,7 +110,7 @@ class Follower:
     def _update(self, change: Callable[[FollowersRecord], FollowersRecord]) -> FollowersRecord:
         while True:
             current = self._store.get_tagged(self._path)
-            old = FollowersRecord() if current is None else self._decoded(current[0])
+            old = FollowersRecord() if current is None else _decoded(self._path, current[0])
             new = change(old)
             if new == old:
                 return new
@@ -124,8 +124,16 @@ class Follower:
                 continue  # another run was faster, or the response to our own write was lost
             return new
 
-    def _decoded(self, data: bytes) -> FollowersRecord:
-        try:
-            return FollowersRecord.model_validate_json(data)
-        except ValidationError as error:
-            raise IntegrityError(f"{self._path} does not list the followers of a job: {error}") from error
+
+def live_runs(store: Store) -> set[str]:
+    """Return the ids of the runs that follow a job now."""
+    now = datetime.now(UTC)
+    records = [_decoded(path, data) for path in store.list("followers/") if (data := store.get(path)) is not None]
+    return {run_id for record in records for run_id, until in record.expires_at.items() if now <= until + CLOCK_SKEW}
+
+
+def _decoded(path: str, data: bytes) -> FollowersRecord:
+    try:
+        return FollowersRecord.model_validate_json(data)
+    except ValidationError as error:
+        raise IntegrityError(f"{path} does not list the followers of a job: {error}") from error

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from pydantic import AwareDatetime
 
+from rlhf_core.artifacts.deletions import wait_for_deletions
 from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.store import Store
@@ -69,7 +70,8 @@ def move_alias(
     """Point `alias` at `to`.
 
     seen: the sequence number that the caller's decision was based on, 0 if there was no alias; None: any.
-    Raises ConflictError if another process has moved it since. Not retried: the caller has to decide again.
+    Raises ConflictError if another process has moved it since. Not retried: the caller has to decide again. A garbage
+    collection that is deleting the artifact at this moment is waited for: the caller checks that it is still there.
     """
     path = alias_path(model, alias)
     stored = store.get_tagged(path)
@@ -95,6 +97,7 @@ def move_alias(
         now = read_alias(store, model, alias)
         if now != new:  # else it is our own write, retried because its response was lost
             raise ConflictError(_moved_meanwhile(model, alias, now)) from error
+    wait_for_deletions(store, [to.path])
     return new
 
 

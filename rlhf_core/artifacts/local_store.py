@@ -114,7 +114,11 @@ class LocalStore(Store):
         start = self._folder / checked_path(folder) if folder else self._folder
         with self._explained(prefix):
             self._require_folder()
-            files = [Path(where, name) for where, _, names in os.walk(start, onerror=_raise) for name in names]
+            files = []
+            for where, folders, names in os.walk(start, onerror=_raise):
+                if Path(where) == start:
+                    folders[:] = [name for name in folders if name.startswith(prefix.rpartition("/")[2])]
+                files += [Path(where, name) for name in names]
         paths = (file.relative_to(self._folder).as_posix() for file in files)
         return (path for path in paths if path.startswith(prefix) and not path.startswith("."))
 

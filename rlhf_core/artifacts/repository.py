@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from rlhf_core.artifacts.aliases import ALIASES, Alias, alias_path, is_name
+from rlhf_core.artifacts.deletions import wait_for_deletions
 from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry, Manifest, file_digest
 from rlhf_core.artifacts.node_cache import NodeCache
@@ -49,12 +52,18 @@ class ArtifactRepository:
                 raise StoreError(f"{manifest.name}: {path.name} may be a pickle; save weights as .safetensors")
         files = tuple(
             FileEntry(path=path, size=(folder / path).stat().st_size, sha256=digest)
-            for path, digest in self.put_folder(folder).items()
+            for path, digest in self.put_folder(folder, manifest.ref).items()
         )
         return manifest.model_copy(update={"files": files})
 
     def commit(self, manifest: Manifest) -> Manifest:
         """Store `manifest`, whose files are stored. Returns the stored one: another process's if that was first."""
+        stored = self._commit(manifest)
+        for path in self.store.list(uploads_prefix(manifest.ref)):  # the manifest names their blobs now
+            self.store.delete(path)
+        return stored
+
+    def _commit(self, manifest: Manifest) -> Manifest:
         data = manifest.model_dump_json(indent=1).encode()
         while True:
             try:
@@ -92,11 +101,19 @@ class ArtifactRepository:
             blob_path(sha256)
         return NodeCache(cache).folder(files, self.get_blob)
 
-    def put_folder(self, folder: Path) -> dict[str, str]:
-        """Store the files of `folder` as blobs. Returns relative path -> SHA-256, sorted by path."""
+    def put_folder(self, folder: Path, owner: ArtifactRef) -> dict[str, str]:
+        """Store the files of `folder` as blobs. Returns relative path -> SHA-256, sorted by path.
+
+        owner: the artifact whose job needs them. Until its manifest is there, a document of its uploads keeps a garbage
+        collection from deleting those that were stored before.
+        """
         paths = _files_below(folder)
         with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
-            digests = list(pool.map(self.put_blob, paths))
+            digests = list(pool.map(file_digest, paths))
+            document = f"{uploads_prefix(owner)}{uuid.uuid4().hex}.json"
+            self.store.put(document, json.dumps({"blobs": sorted(set(digests))}).encode())
+            wait_for_deletions(self.store, map(blob_path, digests))
+            list(pool.map(self.store.put_file_if_absent, map(blob_path, digests), paths))
         return {path.relative_to(folder).as_posix(): digest for path, digest in zip(paths, digests, strict=True)}
 
     def get_folder(self, files: Mapping[str, str], folder: Path) -> None:
@@ -108,7 +125,10 @@ class ArtifactRepository:
             list(pool.map(lambda path: self.get_blob(files[path], folder / path), files))
 
     def put_blob(self, content: Path | bytes) -> str:
-        """Store a file or bytes unless stored already. Returns their SHA-256, which addresses them."""
+        """Store a file or bytes unless stored already. Returns their SHA-256, which addresses them.
+
+        For a blob that a document in the store names already: else a garbage collection may delete it.
+        """
         if isinstance(content, bytes):
             digest = hashlib.sha256(content).hexdigest()
             if not self.store.exists(blob_path(digest)):
@@ -248,6 +268,11 @@ def _files_below(folder: Path) -> list[Path]:
 
 def manifest_path(ref: ArtifactRef) -> str:
     return f"{ref.path}/manifest.json"
+
+
+def uploads_prefix(ref: ArtifactRef) -> str:
+    """Return the prefix of the documents that name blobs of an artifact whose manifest is not there yet."""
+    return f"{ref.path}/uploads/"
 
 
 def _spec_path(ref: ArtifactRef) -> str:

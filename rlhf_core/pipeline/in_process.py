@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.graph.graph import Node
 from rlhf_core.pipeline.prepare import Prepared
+from rlhf_core.pipeline.record import needs_path, write_needs
 from rlhf_core.pipeline.specs import run_settings, store_spec
 from rlhf_core.stages.job_context import node_cache
 from rlhf_core.stages.runner import run_job
@@ -46,6 +48,15 @@ def try_node(
     the stages that compute in actors.
     Exceptions of a stage pass through.
     """
+    run_id = f"try-{uuid.uuid4().hex}"
+    write_needs(prepared.store, run_id, [each.ref for each in prepared.graph.values()])
+    try:
+        return _try_node(prepared, node, say, again, cluster)
+    finally:
+        prepared.store.delete(needs_path(run_id))
+
+
+def _try_node(prepared: Prepared, node: Node, say: Say, again: bool, cluster: OpenCluster) -> Tried:
     repository = prepared.repository
     for other in _before(prepared, node, again):
         manifest = repository.manifest(other.ref)

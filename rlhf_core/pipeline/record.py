@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import Field
 
+from rlhf_core.artifacts.deletions import wait_for_deletions
 from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, MetricValue
 from rlhf_core.artifacts.store import Store
@@ -36,6 +37,16 @@ class RunStart(Config):
     overrides: tuple[str, ...]
     started_at: datetime
     nodes: dict[str, ArtifactRef]
+
+
+class NeededNode(Config):
+    ref: ArtifactRef
+
+
+class RunNeeds(Config):
+    """The artifacts of a run that has started: the form of its record, before there is one."""
+
+    nodes: tuple[NeededNode, ...]
 
 
 class RunRecord(Config):
@@ -66,6 +77,11 @@ def record_path(run_id: str) -> str:
     return f"runs/{run_id}/run.json"
 
 
+def needs_path(run_id: str) -> str:
+    """Return the path of the artifacts that a run needs, which it writes when it starts."""
+    return f"runs/{run_id}/needs.json"
+
+
 def report_path(run_id: str) -> str:
     """Return the path of a run's HTML report in the store, beside its record."""
     return f"runs/{run_id}/report.html"
@@ -74,6 +90,15 @@ def report_path(run_id: str) -> str:
 def write_record(store: Store, record: RunRecord) -> None:
     """Write the record; a retried run replaces it."""
     store.put(record_path(record.run_id), record.model_dump_json(indent=1).encode())
+
+
+def write_needs(store: Store, run_id: str, refs: Collection[ArtifactRef]) -> None:
+    """Write which artifacts a run will reuse or compute, so that a garbage collection keeps them; before it looks for
+    them in the store. Waits for a collection that is deleting one of them.
+    """
+    needs = RunNeeds(nodes=tuple(NeededNode(ref=ref) for ref in refs))
+    store.put(needs_path(run_id), needs.model_dump_json(indent=1).encode())
+    wait_for_deletions(store, [ref.path for ref in refs])
 
 
 def read_record(store: Store, run_id: str) -> RunRecord | None:

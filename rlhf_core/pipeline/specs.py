@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.deletions import wait_for_deletions
+from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.errors import RecipeError
 from rlhf_core.graph.graph import Node
@@ -41,12 +42,13 @@ def run_settings(prepared: Prepared, run_id: str = "") -> RunSettings:
 
 def store_spec(node: Node, settings: RunSettings, repository: ArtifactRepository) -> None:
     """Store the spec and the user's files. Raises RecipeError for a file that changed after the key was computed."""
+    repository.write_spec(_spec(node, settings))  # first: what it names is then kept by a garbage collection
+    wait_for_deletions(repository.store, [node.ref.path, *map(blob_path, node.user_files.values())])
     for path, planned in node.user_files.items():
         if repository.put_blob(settings.root / path) != planned:
             raise RecipeError(
                 f"{path}: this file changed after the run was planned: run again to plan with it as it is"
             )
-    repository.write_spec(_spec(node, settings))
 
 
 def _spec(node: Node, settings: RunSettings) -> StageSpec:

@@ -74,7 +74,7 @@ class JobContext:
         return Input(manifest, repository.fetch(ref, node_cache(), only))
 
     def put_files(self, folder: Path) -> dict[str, str]:
-        return ArtifactRepository(self._store).put_folder(folder)
+        return ArtifactRepository(self._store).put_folder(folder, self._spec.ref)
 
     def get_files(self, files: Mapping[str, str], folder: Path) -> None:
         ArtifactRepository(self._store).get_folder(files, folder)

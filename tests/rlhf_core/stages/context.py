@@ -61,7 +61,8 @@ class LocalContext:
         return self.artifacts[ref.path]
 
     def put_files(self, folder: Path) -> dict[str, str]:
-        return ArtifactRepository(LocalStore(self.workdir / "store")).put_folder(folder)
+        owner = ArtifactRef(stage=self.name, key=self.key)
+        return ArtifactRepository(LocalStore(self.workdir / "store")).put_folder(folder, owner)
 
     def get_files(self, files: Mapping[str, str], folder: Path) -> None:
         ArtifactRepository(LocalStore(self.workdir / "store")).get_folder(files, folder)
