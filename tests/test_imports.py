@@ -20,7 +20,7 @@ ORDER = (
     "errors", "system", "arrays", "types", "metrics", "config", "losses", "packing", "division", "mesh", "processes",
     "models", "chat", "algorithms", "tracking", "artifacts", "contract", "data", "rollout", "warm", "rewards",
     "reward_server", "environments", "episodes", "training", "evaluation", "report", "supervised", "rl",
-    "actors", "stages", "recipe", "graph", "preflight", "pipeline", "inference", "testing",
+    "actors", "stages", "recipe", "graph", "preflight", "pipeline", "garbage", "inference", "testing",
 )  # fmt: skip
 
 # A library and the only places (prefixes of a file's path) that may import it.
@@ -32,7 +32,7 @@ PLACES = {
 }
 LIGHT = (
     "rlhf_core.config", "rlhf_core.models.folders", "rlhf_core.chat", "rlhf_core.artifacts", "rlhf_core.recipe",
-    "rlhf_core.graph", "rlhf_core.preflight", "rlhf_core.pipeline",
+    "rlhf_core.graph", "rlhf_core.preflight", "rlhf_core.pipeline", "rlhf_core.garbage",
 )  # fmt: skip
 HEAVY = ("torch", "vllm", "deepspeed", "peft")
 

@@ -131,6 +131,7 @@ def alias(
     if artifact is None:
         raise StoreError(f"{name}: give the artifact too that it is to point at; `alignment alias` lists aliases")
     moved = move_alias(repository.store, model, short, repository.find(artifact).ref, by=getuser(), reason=reason)
+    repository.find(moved.manifest.full)  # a garbage collection may have deleted it at the same moment
     before = f", before {moved.previous}" if moved.previous is not None else ""
     return Printed(Aliases([_alias_line(name, moved)]), [f"{name} → {moved.manifest}{before}"])
 

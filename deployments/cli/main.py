@@ -20,6 +20,7 @@ from deployments.cli import (
     artifacts,
     cluster,
     diff,
+    garbage,
     init,
     loop,
     merging,
@@ -44,7 +45,7 @@ from rlhf_core.system.variables import check_all
 
 _MODULES = (
     stack, init, run, loop, try_stage, ui, running, run_list, diff, artifacts,
-    sampling, serving, merging, cluster, verification,
+    sampling, serving, merging, cluster, verification, garbage,
 )  # fmt: skip
 
 

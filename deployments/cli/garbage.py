@@ -1,0 +1,97 @@
+"""`alignment gc`: delete what no alias, run, loop or job needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from deployments.cli.console import console
+from deployments.cli.signals import end_in_order
+from deployments.cli.sizes import size
+from rlhf_core.artifacts.opening import open_store, store_url
+from rlhf_core.garbage.collection import Amount, GarbageCollection, Plan
+from rlhf_core.garbage.keep import BLOBS, CHECKPOINTS, Keep, described, parse_keep, time_to_live
+from tasks.followers import live_runs
+
+app = typer.Typer()
+
+_WHY_KEPT = {
+    "alias": "an alias points there, or did before its last move",
+    "loop": "a round of a loop started from it, made it or used it",
+    "run": "a run used or made it",
+    "job": "a job computes it now",
+    "lineage": "something kept was made from it",
+    "--keep": "it is younger than --keep says",
+}
+
+
+@app.command(name="gc")
+def gc_command(
+    delete: Annotated[bool, typer.Option("--delete", help="delete it; else only say what would be deleted")] = False,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep",
+            metavar="KIND=TIME",
+            help="how long to keep what nothing needs, such as rollouts=7d; runs=90d: how long a run needs it",
+        ),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="also say of each artifact why it is kept")] = False,
+) -> None:
+    """Say what no alias, run, loop or job needs, and with --delete, delete it. Safe beside runs.
+
+    Artifacts that nothing needs, checkpoints of stages that did not end, and bytes that no artifact has. Objects of
+    others in the bucket stay.
+    """
+    times = parse_keep(keep or ())
+    store = open_store(store_url())
+    collection = GarbageCollection(store, times, partial(live_runs, store))
+    with console.status("reading what is needed"):
+        plan = collection.plan()
+    if verbose:
+        _print_reasons(plan)
+    console.print(_table("kept", plan.kept, _WHY_KEPT))
+    if not plan.going:
+        console.print("nothing may go")
+        return
+    console.print(_table("may go", plan.going, {kind: _why(kind, times) for kind in plan.going}))
+    if not delete:
+        console.print("nothing was deleted; `--delete` deletes what may go")
+        return
+    end_in_order()
+    with console.status("deleting") as status:
+        done = collection.delete(plan, lambda count, num_bytes: status.update(f"deleted {count}, {size(num_bytes)}"))
+    console.print(f"deleted {done.count} objects, {size(done.num_bytes)}", highlight=False)
+
+
+def _table(title: str, amounts: Mapping[str, Amount], why: Mapping[str, str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("", "number", "size", "why"):
+        table.add_column(column, justify="right" if column in ("number", "size") else "left", overflow="fold")
+    for name, amount in sorted(amounts.items(), key=lambda item: -item[1].num_bytes):
+        table.add_row(name, str(amount.count), size(amount.num_bytes), why[name])
+    total = sum(amount.num_bytes for amount in amounts.values())
+    table.add_row("together", str(sum(amount.count for amount in amounts.values())), size(total), "", style="bold")
+    return table
+
+
+def _why(kind: str, times: Keep) -> str:
+    time = described(time_to_live(times, kind))
+    if kind == CHECKPOINTS:
+        return f"of stages that ended, or that nothing was written to for {time}"
+    if kind == BLOBS:
+        return f"no artifact has these bytes, and they are older than {time}"
+    return f"no alias, run, loop or job needs them, and they are older than {time}"
+
+
+def _print_reasons(plan: Plan) -> None:
+    table = Table(title="why each artifact is kept", title_justify="left")
+    for column in ("artifact", "kept by"):
+        table.add_column(column, overflow="fold", no_wrap=column == "artifact")
+    for ref in sorted(plan.needs.folders.keys() & plan.needs.reasons.keys(), key=str):
+        table.add_row(str(ref), plan.needs.reasons[ref].detail)
+    console.print(table)
