@@ -11,7 +11,7 @@ from rich.table import Table
 
 from deployments.cli.console import console
 from deployments.cli.signals import end_in_order
-from deployments.cli.sizes import size
+from deployments.cli.tables import size_text
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.garbage.collection import Amount, GarbageCollection, Plan
 from rlhf_core.garbage.keep import BLOBS, CHECKPOINTS, Keep, described, parse_keep, time_to_live
@@ -64,8 +64,10 @@ def gc_command(
         return
     end_in_order()
     with console.status("deleting") as status:
-        done = collection.delete(plan, lambda count, num_bytes: status.update(f"deleted {count}, {size(num_bytes)}"))
-    console.print(f"deleted {done.count} objects, {size(done.num_bytes)}", highlight=False)
+        done = collection.delete(
+            plan, lambda count, num_bytes: status.update(f"deleted {count}, {size_text(num_bytes)}")
+        )
+    console.print(f"deleted {done.count} objects, {size_text(done.num_bytes)}", highlight=False)
 
 
 def _table(title: str, amounts: Mapping[str, Amount], why: Mapping[str, str]) -> Table:
@@ -73,9 +75,9 @@ def _table(title: str, amounts: Mapping[str, Amount], why: Mapping[str, str]) ->
     for column in ("", "number", "size", "why"):
         table.add_column(column, justify="right" if column in ("number", "size") else "left", overflow="fold")
     for name, amount in sorted(amounts.items(), key=lambda item: -item[1].num_bytes):
-        table.add_row(name, str(amount.count), size(amount.num_bytes), why[name])
+        table.add_row(name, str(amount.count), size_text(amount.num_bytes), why[name])
     total = sum(amount.num_bytes for amount in amounts.values())
-    table.add_row("together", str(sum(amount.count for amount in amounts.values())), size(total), "", style="bold")
+    table.add_row("together", str(sum(amount.count for amount in amounts.values())), size_text(total), "", style="bold")
     return table
 
 

@@ -20,6 +20,7 @@ from deployments.cli import (
     artifacts,
     cluster,
     diff,
+    exporting,
     garbage,
     init,
     loop,
@@ -45,9 +46,8 @@ from rlhf_core.system.variables import check_all
 
 _MODULES = (
     stack, init, run, loop, try_stage, ui, running, run_list, diff, artifacts,
-    sampling, serving, merging, cluster, verification, garbage,
+    sampling, serving, merging, cluster, verification, garbage, exporting,
 )  # fmt: skip
-
 
 _WITH_ANY_VARIABLES = ("down", "status", "env")  # so that a stack can be ended whatever the shell's variables are
 

@@ -1,0 +1,64 @@
+"""`alignment export`: a model for others, with its card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deployments.cli.artifacts import ARTIFACT
+from deployments.cli.console import console
+from deployments.cli.signals import end_in_order
+from rlhf_core.artifacts.opening import open_store, store_url
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.errors import StoreError
+from rlhf_core.system.scratch import scratch_folder
+
+app = typer.Typer()
+
+_HUB, _GGUF = "hub:", "gguf:"
+
+
+@app.command()
+def export(
+    model: Annotated[str, ARTIFACT],
+    to: Annotated[
+        str,
+        typer.Option("--to", help="a folder that does not exist yet; hub:owner/name; or gguf:FILE", metavar="TARGET"),
+    ],
+    merge: Annotated[bool, typer.Option("--merge", help="an adapter as a whole model, with full weights")] = False,
+    base: Annotated[
+        str | None, typer.Option(help="of an adapter: the hub's model that it is loaded with", metavar="OWNER/NAME")
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option("--license", help="identifier on the hub, such as apache-2.0", metavar="ID")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="make a new repository on the hub public")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="build everything, print the card, and keep and upload nothing")
+    ] = False,
+) -> None:
+    """Write a model as transformers loads it, with a card made of its lineage, data, settings and evaluations.
+
+    For example: alignment export support-bot/champion --to ./my-model
+    """
+    from rlhf_core.inference.exporting import Exported, built, export_folder, upload
+
+    repository = ArtifactRepository(open_store(store_url()))
+    what = Exported(model, merged=merge, base=base, licence=licence)
+    if public and not to.startswith(_HUB):
+        raise StoreError("--public is for a repository on the hub: leave it out, or give --to hub:owner/name")
+    end_in_order()
+    if dry_run:
+        with scratch_folder("export") as folder, built(repository, what, folder) as made:
+            console.print((made / "README.md").read_text(encoding="utf-8"), soft_wrap=True, highlight=False)
+    elif to.startswith(_HUB):
+        with scratch_folder("export") as folder, built(repository, what, folder) as made:
+            console.print(upload(made, to.removeprefix(_HUB), public=public), soft_wrap=True, highlight=False)
+    elif to.startswith(_GGUF):
+        from rlhf_core.inference.gguf_export import export_gguf
+
+        console.print(str(export_gguf(repository, what, Path(to.removeprefix(_GGUF)))), soft_wrap=True, highlight=False)
+    else:
+        console.print(str(export_folder(repository, what, Path(to))), soft_wrap=True, highlight=False)
