@@ -60,7 +60,7 @@ def _resumes(node: Node, store: Store) -> str:
     """Return the checkpoint that a killed job would resume from; empty if there is none."""
     settings = node.config.checkpoints
     step = Checkpoints(store, node.ref).newest_step() if settings is not None and settings.resume else None
-    return "" if step is None else f"; resumes from step {step}"
+    return "" if settings is None or step is None else f"; resumes {settings.position(step)}"
 
 
 def _planned(node: Node, manifest: Manifest | None, reasons: Reasons) -> PlannedNode:

@@ -212,7 +212,7 @@ def _workdir(spec: StageSpec) -> Iterator[Path]:
 
 def _interrupt_job() -> None:
     """Interrupt the main thread, from the heartbeat's; a signal reaches it also while it waits."""
-    STOPS.between_steps = False  # another process computes the same: a checkpoint would be in its way
+    STOPS.between_steps, STOPS.superseded = False, True
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,7 +1,8 @@
 """A stop of this job before its end, by a signal or since its node is taken away.
 
 A training loop that can stop between two steps says so by `Stops.between_steps`: it is given some seconds to end its
-step and write a checkpoint. All other work is interrupted at once, and so is the loop by a second signal.
+step and write a checkpoint. All other work is interrupted at once, and so is the loop by a second signal; a stage that
+trains nothing stores the rows that it has then (stages/partial_rows.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Stops:
 
     def __init__(self) -> None:
         self.between_steps = False
+        self.superseded = False  # another process computes the same: nothing more is to be stored
         self.requested: Stop | None = None
         self._deadline: threading.Timer | None = None
 

@@ -15,7 +15,7 @@ from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.environments.environments import AnyEnvironment
 from rlhf_core.config.numbers import Seed
 from rlhf_core.config.rewards.rewards import RewardConfig
-from rlhf_core.config.stages.checkpoint import CheckpointConfig
+from rlhf_core.config.stages.checkpoint import PartialResultsConfig
 
 # Merging a model in bfloat16 holds the weights in float32 and, while it saves, in bfloat16 again.
 MERGE_COPIES = 4.0
@@ -98,7 +98,7 @@ class StageConfig(Config):
         return False
 
     @property
-    def checkpoints(self) -> CheckpointConfig | None:
+    def checkpoints(self) -> PartialResultsConfig | None:
         """Checkpoint settings; None: it writes none."""
         return None
 
@@ -191,6 +191,18 @@ class NamedStageConfig(StageConfig):
     """Settings of a stage with a name chosen in the recipe."""
 
     stage: str | None = operational(None, description="type of the stage; none: its name")
+
+
+class ResumedConfig(StageConfig):
+    """A stage that computes rows, and keeps those that are complete until it is done."""
+
+    checkpoint: PartialResultsConfig = operational(
+        PartialResultsConfig, description="interval at which complete rows are stored, from which a killed job resumes"
+    )
+
+    @property
+    def checkpoints(self) -> PartialResultsConfig:
+        return self.checkpoint
 
 
 class SeededConfig(StageConfig):
