@@ -14,8 +14,6 @@ from rlhf_core.rewards import TrajectoryReward
 from rlhf_core.training.randomness import derived_seed
 from rlhf_core.types import Prompt, Trajectory
 
-STEPS = 3  # steps of its progress: greedy completions, sampled completions, scores
-
 
 def answer(
     prompts: Sequence[Prompt],
@@ -25,16 +23,18 @@ def answer(
     sampling: SamplingConfig,
     samples: int,
     seed: int,
-    progress: Callable[[int, str], None] = lambda done, phase: None,
+    first: int = 0,
+    progress: Callable[[str], None] = lambda phase: None,
 ) -> list[Answered]:
     """Sample one greedy and `samples` random completions of every prompt, and score each with every scorer.
 
     The same seed gives each sample of a prompt the same random numbers, so that two models can be compared.
-    play: of a Rollouter. progress: called with the number of completed STEPS and the name of the next one.
+    play: of a Rollouter. first: index of the first of `prompts` in its dataset. progress: called with the name of what
+    is done next.
     """
 
     def starts(count: int) -> list[Start]:
-        each = product(enumerate(prompts), range(count))
+        each = product(enumerate(prompts, first), range(count))
         return [
             Start(
                 prompt,
@@ -44,22 +44,21 @@ def answer(
             for (index, prompt), sample in each
         ]
 
-    progress(0, "greedy")
+    progress("greedy")
     greedy = play(starts(1), SamplingConfig(temperature=0.0, max_tokens=sampling.max_tokens))
-    progress(1, "sampled")
+    progress("sampled")
     sampled = play(starts(samples), sampling)
     # Grouped by prompt, the greedy completion first.
     trajectories: list[Trajectory] = []
     for index, trajectory in enumerate(greedy):
         trajectories += [trajectory, *sampled[index * samples : (index + 1) * samples]]
-    progress(2, "scores")
+    progress("scores")
     scored = _score(trajectories, scorers)
-    progress(3, "scores")
     each = samples + 1
     answered = []
     for index, prompt in enumerate(prompts):
-        first, *others = scored[index * each : (index + 1) * each]
-        answered.append(Answered(prompt.id, str(prompt.row.get("task") or "all"), first, tuple(others)))
+        of_greedy, *others = scored[index * each : (index + 1) * each]
+        answered.append(Answered(prompt.id, str(prompt.row.get("task") or "all"), of_greedy, tuple(others)))
     return answered
 
 

@@ -33,6 +33,12 @@ class Answered:
     greedy: ScoredCompletion
     sampled: tuple[ScoredCompletion, ...]
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Answered:
+        """Restore it from the JSON values of `dataclasses.asdict`."""
+        sampled = tuple(ScoredCompletion(**completion) for completion in row["sampled"])
+        return cls(row["id"], row["task"], ScoredCompletion(**row["greedy"]), sampled)
+
 
 def summarise(prompts: Sequence[Answered], *, pass_at: Sequence[int], seed: int) -> dict[str, Any]:
     """Return {"all": metrics, "tasks": {task: metrics}}, the content of `results.json`.

@@ -6,6 +6,8 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,14 @@ from rlhf_core.environments import open_environments, rows_to_play
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.errors import StageError
-from rlhf_core.evaluation.answering import STEPS, answer
+from rlhf_core.evaluation.answering import answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise, uniformity
 from rlhf_core.models.folders.folder import stored_dtype
 from rlhf_core.models.vision import RowImages, open_processor
 from rlhf_core.rewards import open_rewards
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.stages.cluster import Cluster, EngineSpec
+from rlhf_core.stages.partial_rows import PartialRows
 from rlhf_core.tracking.protocol import SAMPLES_FILE
 from rlhf_core.types import Prompt
 
@@ -41,7 +44,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     shown = None if processor is None else ShownImages(processor, context.workdir / "shown_images", most)
     if config.environment.appends_turns:
         require_turns_follow(tokenizer)
-    with ExitStack() as stack:
+    with ExitStack() as stack, PartialRows(config.checkpoint, context) as kept:
         environments = stack.enter_context(open_environments(config.environment, context, tokenizer))
         rows = rows_to_play(read_rows(dataset, images=True), environments)
         fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=row_policy(dataset), images=images)
@@ -49,17 +52,32 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         if not prompts:
             raise StageError("the dataset has no prompts to evaluate on")
         require_seen_by_all((prompt.row for prompt in prompts), config.text_readers_of)
-        context.progress(0, STEPS, "start engines")
         scorers = stack.enter_context(open_rewards(config.scorers, context))
-        # In the precision that it was saved in: a model is judged as it is, not as another would round it.
-        spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
-        engines = stack.enter_context(cluster.engines(spec, context))
+
+        @cache
+        def rollouter() -> Rollouter:
+            """Start the engines: not before a prompt is to be answered."""
+            context.progress(0, len(prompts), "start engines")
+            # In the precision that it was saved in: a model is judged as it is, not as another would round it.
+            spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
+            engines = stack.enter_context(cluster.engines(spec, context))
+            return Rollouter(engines, tokenizer, config.rollout, environments, images=shown)
+
+        def answered_from(first: int, part: Sequence[Prompt]) -> list[Any]:
+            play = rollouter().play
+            answers = answer(
+                part, play, scorers, sampling=config.sampling, samples=config.samples, seed=context.seed, first=first,
+                progress=partial(context.progress, first, len(prompts)),
+            )  # fmt: skip
+            return [asdict(each) for each in answers]
+
         started = time.monotonic()
-        rollouter = Rollouter(engines, tokenizer, config.rollout, environments, images=shown)
-        answered = answer(
-            prompts, rollouter.play, scorers, sampling=config.sampling, samples=config.samples, seed=context.seed,
-            progress=lambda done, phase: context.progress(done, STEPS, phase),
-        )  # fmt: skip
+        answered: list[Answered] = []
+        for first in range(0, len(prompts), config.prompts_per_call):
+            part = prompts[first : first + config.prompts_per_call]
+            of_part = kept.rows(f"answered-{first}-{len(part)}", partial(answered_from, first, part))
+            answered += map(Answered.of, of_part)
+            context.progress(len(answered), len(prompts), "scores")
         sampling_seconds = time.monotonic() - started
 
     sampled = [completion.text for each in answered for completion in each.sampled]

@@ -7,17 +7,17 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Reads, since_default
+from rlhf_core.config.base import Reads, operational, since_default
 from rlhf_core.config.engines.rollout import SamplingConfig, require_different
 from rlhf_core.config.environments.environments import AnyEnvironment, SingleTurn, ToleratesFailures, require_concurrent
 from rlhf_core.config.numbers import GroupSize, Samples
 from rlhf_core.config.rewards.rewards import require_environment
 from rlhf_core.config.rewards.scorers import ScorerConfig
-from rlhf_core.config.stages.base import EnginesConfig, JudgedBy
+from rlhf_core.config.stages.base import EnginesConfig, JudgedBy, ResumedConfig
 from rlhf_core.config.texts import JudgeName
 
 
-class EvaluationConfig(EnginesConfig):
+class EvaluationConfig(ResumedConfig, EnginesConfig):
     """Each of `models` is evaluated by a separate node, NAME.MODEL; one stage evaluates on one dataset."""
 
     dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True, images=True)] = Field(
@@ -29,6 +29,7 @@ class EvaluationConfig(EnginesConfig):
     sampling: SamplingConfig = Field(description="sampling settings of pass@k; pass@1 is greedy")
     samples: Samples = Field(default=8, description="sampled completions per prompt, for pass@k; 0: greedy only")
     pass_at: tuple[GroupSize, ...] = Field(default=(1, 8), description="values of k of pass@k")
+    prompts_per_call: GroupSize = operational(256, description="number of prompts sent to the engines at a time")
     environment: AnyEnvironment = since_default(
         SingleTurn(),
         description="the environment of an episode; scorers of text judge its last reply; default: one reply",

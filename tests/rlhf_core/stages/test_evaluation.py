@@ -21,6 +21,7 @@ from rlhf_core.data.prompts import to_prompts
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.evaluation.answering import answer
+from rlhf_core.evaluation.summary import Answered
 from rlhf_core.rewards import build_reward
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
@@ -103,6 +104,18 @@ def test_each_prompt_keeps_its_completions_greedy_first(model: Input, context: L
     assert [c.scores["short"] for c in answered[0].sampled] == [1.0, 0.25, 0.25, 0.25]
     assert [answer.task for answer in answered] == ["first", "first", "second"]
     assert answered[0].greedy.tokens == 2
+
+
+def test_the_part_that_a_prompt_is_in_changes_nothing(model: Input) -> None:
+    config, tokenizer = settings(), load_tokenizer(model.folder)
+    prompts = to_prompts(ROWS, tokenizer, max_tokens=28)
+    letters = [tokenizer.convert_tokens_to_ids(letter) for letter in "abcdefgh"]
+    play = rollouter_of(ScriptedEngine(lambda _, seed: [letters[(seed or 0) % 8]]), tokenizer).play
+
+    def answered(first: int, last: int) -> list[Answered]:
+        return answer(prompts[first:last], play, {}, sampling=config.sampling, samples=4, seed=0, first=first)
+
+    assert [*answered(0, 1), *answered(1, 3)] == answered(0, 3)
 
 
 def test_a_scorer_outside_0_to_1_fails_the_stage(model: Input, context: LocalContext, tmp_path: Path) -> None:
