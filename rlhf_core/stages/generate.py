@@ -6,8 +6,9 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from itertools import product
+from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.chat.encoding import Tokenizer, load_tokenizer
@@ -28,42 +29,60 @@ from rlhf_core.rewards import open_rewards
 from rlhf_core.rl.reward_models import read_reward_models
 from rlhf_core.rl.roles import require_same_tokens
 from rlhf_core.rl.rows import completion_entry, completions_row, with_rewards
+from rlhf_core.rl.stored import stored, trajectory_of
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.stages.cluster import Cluster, EngineSpec
-from rlhf_core.stages.readers import Readers
+from rlhf_core.stages.partial_rows import PartialRows
+from rlhf_core.stages.readers import Readers, totals
 from rlhf_core.training.randomness import derived_seed
 from rlhf_core.types import Prompt, Trajectory
 
 
 def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
-    """Sample the completions.
+    """Sample the completions. The seed of each depends on its prompt and its number alone."""
+    with PartialRows(config.checkpoint, context) as kept:
+        return _run(config, inputs, context, cluster, kept)
 
-    A killed job restarts with the same seeds: each depends on its prompt and its number alone.
-    """
+
+def _run(
+    config: GenerateConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster, kept: PartialRows
+) -> Output:
     model, longest = inputs["model"], config.rollout.max_length
     tokenizer, processor = load_tokenizer(model.folder), open_processor(model.folder)
     fitted = _prompts(config, inputs, tokenizer, processor)
     judges = read_reward_models(config.model_rewards, "rewards", inputs, longest)
     readers = Readers(
-        config, inputs, judges, context, cluster, processor,
+        config, inputs, judges, context, cluster, kept, processor,
         temperature=config.sampling.temperature, compares=config.reference is not None,
     )  # fmt: skip
     done, total = 0, len(fitted.rows) * config.samples * (1 + readers.passes)
-    context.progress(done, total, "start engines")
     sampled: list[Trajectory] = []
     judged: dict[str, list[float]] = {name: [] for name in config.rewards}
     with ExitStack() as stack:
         scorers = stack.enter_context(open_rewards(config.text_rewards, context))
-        spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
-        engines = stack.enter_context(cluster.engines(spec, context))
-        rollouter = Rollouter(engines, tokenizer, config.rollout)
+
+        @cache
+        def rollouter() -> Rollouter:
+            """Start the engines: not before a prompt is to be completed."""
+            context.progress(len(sampled), total, "start engines")
+            spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
+            return Rollouter(stack.enter_context(cluster.engines(spec, context)), tokenizer, config.rollout)
+
+        def completions_of(prompts: Sequence[Prompt]) -> list[Any]:
+            part = completed(prompts, config.samples, config.sampling, rollouter(), context.seed)
+            rewards = totals(scorers, part)
+            return [
+                {"trajectory": stored(each), "rewards": of_each} for each, of_each in zip(part, rewards, strict=True)
+            ]
+
         started = time.monotonic()
         for start in range(0, len(fitted.rows), config.prompts_per_call):
             prompts = fitted.rows[start : start + config.prompts_per_call]
-            part = completed(prompts, config.samples, config.sampling, rollouter, context.seed)
-            for name, scorer in scorers.items():
-                judged[name] += scorer(part).totals()
-            sampled += part
+            part = kept.rows(f"sampled-{start}-{len(prompts)}", partial(completions_of, prompts))
+            for index, row in enumerate(part):
+                sampled.append(trajectory_of(row["trajectory"], prompts[index // config.samples]))
+                for name, value in row["rewards"].items():
+                    judged[name].append(value)
             context.progress(len(sampled), total, "sample")
         seconds = time.monotonic() - started
 
@@ -88,8 +107,8 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
         for index, prompt in enumerate(fitted.rows)
     ]
     folder = context.workdir / "dataset"
-    kept = write_dataset(folder, rows, {"format": config.made_format}, images_from=inputs["dataset"].folder)
-    metrics = {**_metrics(rows), **compared, **fitted.metrics(), **kept}
+    images = write_dataset(folder, rows, {"format": config.made_format}, images_from=inputs["dataset"].folder)
+    metrics = {**_metrics(rows), **compared, **fitted.metrics(), **images}
     context.log(0, {**{name: float(value) for name, value in metrics.items()}, "sampling_seconds": seconds})
     return Output(Kind.DATASET, folder, metrics)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 
 from torch import Tensor
 
@@ -16,10 +18,13 @@ from rlhf_core.contract import Input, StageContext
 from rlhf_core.division import Division
 from rlhf_core.models.vision import ImageProcessor, with_images
 from rlhf_core.packing import pack
+from rlhf_core.rewards import TrajectoryReward
 from rlhf_core.rewards.model import RewardReader, TokenScores
 from rlhf_core.rl.roles import REFERENCE, Role, reward_role
 from rlhf_core.rl.scoring import FrozenWorker, scored
 from rlhf_core.stages.cluster import Cluster
+from rlhf_core.stages.partial_rows import PartialRows
+from rlhf_core.training.group import WorkerGroup
 from rlhf_core.types import PackedBatch, Trajectory
 
 # Completions packed at a time. No setting: rounding depends on the rest of a micro-batch.
@@ -38,6 +43,7 @@ class Readers:
     rewards: Mapping[str, RewardReader]
     context: StageContext
     cluster: Cluster
+    kept: PartialRows
     processor: ImageProcessor | None = None  # of the model that sampled
     temperature: float = 1.0  # at which it sampled
     compares: bool = False  # the model that sampled and the setting `reference` read them too
@@ -53,13 +59,14 @@ class Readers:
         read: the completions in the tokens of the model, by the name of its first reward.
         """
         judged: dict[str, list[float]] = {}
-        for (ref, engine, placement), names in self._reward_models().items():
+        for number, ((ref, engine, placement), names) in enumerate(self._reward_models().items()):
             role = Role(reward_role(names[0]), ref, "scalar", engine)
             with self._scores(role, placement, role.name) as scores:
                 rewards = {name: self.rewards[name].reward(scores) for name in names}
-                for part in _parts(read(names[0])):
-                    for name, reward in rewards.items():
-                        judged.setdefault(name, []).extend(reward(part).totals())
+                for name, part in _parts(f"judged-{number}", read(names[0])):
+                    for row in self.kept.rows(name, partial(totals, rewards, part)):
+                        for reward, value in row.items():
+                            judged.setdefault(reward, []).append(value)
                     progress(len(part))
         return judged
 
@@ -69,19 +76,23 @@ class Readers:
         Both are computed on ranks: an engine's different rounding would be added to the KL.
         """
         logprobs_by_model: dict[ArtifactRef, list[float]] = {}
-        for ref, engine, placement in self._compared():
+        for number, (ref, engine, placement) in enumerate(self._compared()):
             logprobs_by_model[ref] = []
             role = Role(REFERENCE, ref, "causal", engine)
             with self._scores(role, placement, "ref_logprobs") as scores:
-                for part in _parts(sampled):
-                    batch = pack([t.token_ids for t in part], [t.loss_mask for t in part])
-                    batch = with_images(batch, [t.prompt.images for t in part], self.processor)
-                    each = scores(batch).double().split(batch.sequence_lengths.tolist())
-                    logprobs_by_model[ref] += [float(logprobs.sum()) for logprobs in each]
+                for name, part in _parts(f"compared-{number}", sampled):
+                    logprobs_by_model[ref] += self.kept.rows(name, partial(self._logprobs, scores, part))
                     progress(len(part))
         return logprobs_by_model[self.inputs["model"].manifest.ref], logprobs_by_model[
             self.inputs["reference.model"].manifest.ref
         ]
+
+    def _logprobs(self, scores: TokenScores, part: Sequence[Trajectory]) -> list[float]:
+        """Return the log-prob of each completion."""
+        batch = pack([t.token_ids for t in part], [t.loss_mask for t in part])
+        batch = with_images(batch, [t.prompt.images for t in part], self.processor)
+        each = scores(batch).double().split(batch.sequence_lengths.tolist())
+        return [float(logprobs.sum()) for logprobs in each]
 
     def _reward_models(self) -> dict[Run, list[str]]:
         """Return the rewards of each model."""
@@ -99,14 +110,19 @@ class Readers:
 
     @contextmanager
     def _scores(self, role: Role, placement: Placement, name: str) -> Iterator[TokenScores]:
-        """name: as in rl.scoring.Scores."""
-        with self.cluster.workers(
-            placement, role.engine, FrozenWorker, self.temperature, self.context, [role]
-        ) as ranks:
-            shares_prompts = ranks.call(FrozenWorker.shares_prompts, role.name)[0]
-            tokens = role.engine.micro_batch_tokens(placement)
+        """The ranks are started by the first batch. name: as in rl.scoring.Scores."""
+        tokens = role.engine.micro_batch_tokens(placement)
+        with ExitStack() as stack:
+
+            @cache
+            def started() -> tuple[WorkerGroup[FrozenWorker], bool]:
+                ranks = stack.enter_context(
+                    self.cluster.workers(placement, role.engine, FrozenWorker, self.temperature, self.context, [role])
+                )
+                return ranks, ranks.call(FrozenWorker.shares_prompts, role.name)[0]
 
             def scores(batch: PackedBatch) -> Tensor:
+                ranks, shares_prompts = started()
                 division = Division.of(
                     batch, replicas=ranks.replicas, tokens_per_micro_batch=tokens, shares_prompts=shares_prompts
                 )
@@ -115,5 +131,20 @@ class Readers:
             yield scores
 
 
-def _parts(sampled: Sequence[Trajectory]) -> Iterator[Sequence[Trajectory]]:
-    return (sampled[start : start + _TOGETHER] for start in range(0, len(sampled), _TOGETHER))
+def totals(rewards: Mapping[str, TrajectoryReward], part: Sequence[Trajectory]) -> list[dict[str, float]]:
+    """Return the rewards of each completion by name."""
+    by_name = {name: reward(part).totals() for name, reward in rewards.items()}
+    return [{name: values[index] for name, values in by_name.items()} for index in range(len(part))]
+
+
+def _parts(pass_name: str, sampled: Sequence[Trajectory]) -> Iterator[tuple[str, Sequence[Trajectory]]]:
+    """Yield the completions that are packed together, and the name of the part that has their values.
+
+    It includes a digest of their tokens: completions that had to be sampled again may be others.
+    """
+    for start in range(0, len(sampled), _TOGETHER):
+        part = sampled[start : start + _TOGETHER]
+        digest = hashlib.sha256()
+        for trajectory in part:
+            digest.update(trajectory.token_ids.numpy().tobytes() + trajectory.loss_mask.numpy().tobytes())
+        yield f"{pass_name}-{start}-{digest.hexdigest()[:16]}", part

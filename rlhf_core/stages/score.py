@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ from rlhf_core.rewards import open_rewards
 from rlhf_core.rewards.model import RewardReader
 from rlhf_core.rl.rows import completions_row, with_rewards
 from rlhf_core.stages.cluster import Cluster
-from rlhf_core.stages.readers import Readers
+from rlhf_core.stages.partial_rows import PartialRows
+from rlhf_core.stages.readers import Readers, totals
 from rlhf_core.types import Prompt, Trajectory
 
 _QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
@@ -38,17 +40,24 @@ class _Completion:
 
 def run(config: ScoreConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     """Each reward model reads its own chat template and tokens, and the very tokens of completions that a model with
-    the same tokenizer and template has sampled. A killed job begins again.
+    the same tokenizer and template has sampled.
 
     Raises StageError for a prompt that is not among `prompts`, and for a completion that a reward model cannot read;
     RewardError where a reward fails.
     """
+    with PartialRows(config.checkpoint, context) as kept:
+        return _run(config, inputs, context, cluster, kept)
+
+
+def _run(
+    config: ScoreConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster, kept: PartialRows
+) -> Output:
     rows = list(_completion_rows(config, inputs))
     completions = _completions(rows, inputs)
     if not completions:
         raise StageError("the dataset has no completion to score")
     judges = {name: _reader(config, name, inputs) for name in config.model_rewards}
-    readers = Readers(config, inputs, judges, context, cluster)
+    readers = Readers(config, inputs, judges, context, cluster, kept)
     done, total = 0, len(completions) * (bool(config.text_rewards) + readers.passes)
 
     def report(count: int) -> None:
@@ -61,8 +70,9 @@ def run(config: ScoreConfig, inputs: Mapping[str, Input], context: StageContext,
     with open_rewards(config.text_rewards, context) as scorers:
         for start in range(0, len(completions) if scorers else 0, config.rows_per_call):
             part = [_as_text(each) for each in completions[start : start + config.rows_per_call]]
-            for name, scorer in scorers.items():
-                judged[name] += scorer(part).totals()
+            for row in kept.rows(f"scored-{start}-{len(part)}", partial(totals, scorers, part)):
+                for name, value in row.items():
+                    judged[name].append(value)
             report(len(part))
 
     def read(name: str) -> list[Trajectory]:

@@ -15,7 +15,14 @@ from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import Decimals, GroupSize, Reward, RewardGap
 from rlhf_core.config.rewards.judges import PairJudgeConfig
 from rlhf_core.config.rewards.rewards import CompletionReward, ModelReward, TextReward
-from rlhf_core.config.stages.base import EnginesConfig, HeldModel, JudgedBy, NamedStageConfig, StageConfig
+from rlhf_core.config.stages.base import (
+    EnginesConfig,
+    HeldModel,
+    JudgedBy,
+    NamedStageConfig,
+    ResumedConfig,
+    StageConfig,
+)
 from rlhf_core.config.stages.trained import require_devices
 from rlhf_core.config.texts import JudgeName
 
@@ -108,7 +115,7 @@ class ComparedConfig(Config):
     model: Annotated[str, Reads("model")] = Field(description="stage of the model")
 
 
-class GenerateConfig(RewardedConfig, EnginesConfig):
+class GenerateConfig(ResumedConfig, RewardedConfig, EnginesConfig):
     """Samples completions of every prompt of a dataset, with log-probs and rewards, as a dataset of its own."""
 
     made_format: ClassVar[str] = "completions"

@@ -10,12 +10,12 @@ from pydantic import Field, model_validator
 from rlhf_core.config.base import Reads, Role, operational
 from rlhf_core.config.numbers import GroupSize, Tokens
 from rlhf_core.config.rewards.rewards import CompletionReward
-from rlhf_core.config.stages.base import JudgedBy, NamedStageConfig, SeededConfig
+from rlhf_core.config.stages.base import JudgedBy, NamedStageConfig, ResumedConfig, SeededConfig
 from rlhf_core.config.stages.sampled import RewardedConfig
 from rlhf_core.config.texts import JudgeName
 
 
-class ScoreConfig(RewardedConfig, SeededConfig, NamedStageConfig):
+class ScoreConfig(ResumedConfig, RewardedConfig, SeededConfig, NamedStageConfig):
     """Gives completions, or the last replies of conversations, rewards in place of those that they have. Either
     `dataset` or `conversations` names them."""
 
