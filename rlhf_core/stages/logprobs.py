@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import ExitStack
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,18 +17,20 @@ from rlhf_core.division import Division
 from rlhf_core.evaluation.intervals import bootstrap, wilson
 from rlhf_core.models.vision import open_processor
 from rlhf_core.stages.cluster import Cluster
+from rlhf_core.stages.partial_rows import PartialRows
 from rlhf_core.supervised.encoding import one_example, read_examples, row_images
-from rlhf_core.supervised.examples import Example, Packer
+from rlhf_core.supervised.examples import Example
 from rlhf_core.supervised.logprobs import LogprobsWorker
 from rlhf_core.supervised.pairs import pack_pairs, pair_example
 from rlhf_core.supervised.stored_logprobs import read_logprobs, with_logprobs, write_logprobs
 from rlhf_core.training.group import WorkerGroup
+from rlhf_core.types import PackedBatch
 
 _EXAMPLES = 512  # sent to the ranks at a time
 
 
 def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
-    """Read every pair once; so a killed job restarts from the beginning."""
+    """Read every pair once."""
     model = inputs["model"]
     processor = open_processor(model.folder)
     images = row_images(processor, inputs["dataset"].folder)
@@ -37,13 +40,29 @@ def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageConte
     if config.reference is not None:
         examples = with_logprobs(examples, read_logprobs([inputs["reference"].folder]), "reference")
     logprobs_by_pair = torch.zeros(len(examples), 2)
-    context.progress(0, len(examples), "start workers")
-    with cluster.workers(
-        config.placement, config.engine, LogprobsWorker, config, context, model.manifest.ref
-    ) as workers:
-        pack = partial(pack_pairs, processor=processor)
-        for indices, logprobs in read_by(workers, LogprobsWorker.logprobs, examples, pack, config, context):
-            logprobs_by_pair[torch.tensor(indices)] = logprobs.view(-1, 2)
+    with ExitStack() as stack, PartialRows(config.checkpoint, context) as kept:
+
+        @cache
+        def workers() -> WorkerGroup[LogprobsWorker]:
+            context.progress(0, len(examples), "start workers")
+            ref = model.manifest.ref
+            return stack.enter_context(
+                cluster.workers(config.placement, config.engine, LogprobsWorker, config, context, ref)
+            )
+
+        def logprobs_of(start: int, block: Sequence[Example]) -> list[Any]:
+            batch = pack_pairs(block, processor=processor)
+            read = read_by(workers(), LogprobsWorker.logprobs, batch, config)
+            return [
+                [start + index, of_pair]
+                for indices, logprobs in read
+                for index, of_pair in zip(indices, logprobs.view(-1, 2).tolist(), strict=True)
+            ]
+
+        for start, block in blocks(examples):
+            for index, of_pair in kept.rows(f"read-{start}-{len(block)}", partial(logprobs_of, start, block)):
+                logprobs_by_pair[index] = torch.tensor(of_pair)
+            context.progress(start + len(block), len(examples), "read")
     folder = context.workdir / "logprobs"
     folder.mkdir()
     write_logprobs(folder, examples, logprobs_by_pair)
@@ -78,21 +97,19 @@ def preferred(examples: Sequence[Example], logprobs: torch.Tensor) -> dict[str, 
     return metrics
 
 
-def read_by(
-    workers: WorkerGroup[Any],
-    method: Callable[..., Any],
-    examples: Sequence[Example],
-    pack: Packer,
-    config: ReadingConfig,
-    context: StageContext,
-) -> Iterator[tuple[list[int], Any]]:
-    """Yield the result of the ranks' `method` for each micro-batch, with the indices of its examples."""
+def blocks(examples: Sequence[Example]) -> Iterator[tuple[int, Sequence[Example]]]:
+    """Yield the examples that the ranks read together, with the index of the first."""
     for start in range(0, len(examples), _EXAMPLES):
-        batch = pack(examples[start : start + _EXAMPLES])
-        tokens = config.engine.micro_batch_tokens(config.placement)
-        division = Division.of(batch, replicas=workers.replicas, tokens_per_micro_batch=tokens)
-        for plan, results in zip(division.plan, workers.scatter(method, division.split()), strict=True):
-            for indices, result in zip(plan, results, strict=True):
-                if indices:  # not a filler
-                    yield [start + index for index in indices], result
-        context.progress(min(start + _EXAMPLES, len(examples)), len(examples), "read")
+        yield start, examples[start : start + _EXAMPLES]
+
+
+def read_by(
+    workers: WorkerGroup[Any], method: Callable[..., Any], batch: PackedBatch, config: ReadingConfig
+) -> Iterator[tuple[list[int], Any]]:
+    """Yield the result of the ranks' `method` for each micro-batch, with the indices of its examples in the batch."""
+    tokens = config.engine.micro_batch_tokens(config.placement)
+    division = Division.of(batch, replicas=workers.replicas, tokens_per_micro_batch=tokens)
+    for plan, results in zip(division.plan, workers.scatter(method, division.split()), strict=True):
+        for indices, result in zip(plan, results, strict=True):
+            if indices:  # not a filler
+                yield list(indices), result

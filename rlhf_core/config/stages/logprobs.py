@@ -10,11 +10,11 @@ from pydantic import Field
 from rlhf_core.config.base import Reads, Role
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import DistillationTemperature, StoredTokens, TrainedTokens
-from rlhf_core.config.stages.base import HeldModel
+from rlhf_core.config.stages.base import HeldModel, ResumedConfig
 from rlhf_core.config.stages.trained import RanksConfig
 
 
-class ReadingConfig(RanksConfig):
+class ReadingConfig(ResumedConfig, RanksConfig):
     """A forward pass of a model over a dataset; each subclass declares the dataset with its format."""
 
     model: Annotated[str | None, Reads("model")] = Field(
