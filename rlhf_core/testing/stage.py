@@ -1,4 +1,4 @@
-"""The contract of a stage that trains: stopped and resumed, it leaves the same bytes as without the stop."""
+"""The contract of a stage with checkpoints: stopped and resumed, it leaves the same bytes as without the stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import pytest
@@ -40,7 +40,9 @@ class StageRun:
 
 
 class StageContract:
-    """Subclass it with `make`."""
+    """Subclass it with `make`. It is stopped at its first report after a checkpoint of more than `stop_after` steps."""
+
+    stop_after: ClassVar[int] = 0
 
     def make(self, folder: Path) -> StageRun:
         """Return the run, whose inputs may be written to `folder`."""
@@ -59,12 +61,13 @@ class StageContract:
         whole, stopped = (_Attempts(run, self.cluster, tmp_path / name) for name in ("whole", "stopped"))
         whole.attempt()
         with pytest.raises(_Stopped):
-            stopped.attempt(stop=True)
-        step = stopped.checkpoints.newest_step()
+            stopped.attempt(stop_after=self.stop_after)
+        step, settings = stopped.checkpoints.newest_step(), run.config.checkpoints
         assert step is not None
+        assert settings is not None
         _draw_other_random_numbers()
         progress = stopped.attempt()
-        assert f"resumes after step {step}" in progress.phases
+        assert progress.phases & {f"resumes after step {step}", f"resumes {settings.position(step)}"}
         assert progress.last_step >= step + 2, "too few steps follow the checkpoint to show a difference"
         assert stopped.checkpoints.newest_step() is None, "an artifact that is there needs no checkpoint"
         assert stopped.results() == whole.results()
@@ -75,11 +78,11 @@ class _Stopped(BaseException):
 
 
 class _Progress(ProgressReporter):
-    """Stops the run, if requested, at its first report after a checkpoint."""
+    """Stops the run, if requested, at its first report after a checkpoint of more than `stop_after` steps."""
 
-    def __init__(self, checkpoints: Checkpoints, *, stop: bool) -> None:
+    def __init__(self, checkpoints: Checkpoints, stop_after: int | None) -> None:
         super().__init__(write=lambda line: None)
-        self._checkpoints, self._stop = checkpoints, stop
+        self._checkpoints, self._stop_after = checkpoints, stop_after
         self.phases: set[str] = set()
         self.last_step = 0
 
@@ -89,7 +92,7 @@ class _Progress(ProgressReporter):
                 thread.join()
         self.phases.add(phase)
         self.last_step = max(self.last_step, step)
-        if self._stop and self._checkpoints.newest_step() is not None:
+        if self._stop_after is not None and (self._checkpoints.newest_step() or 0) > self._stop_after:
             raise _Stopped
 
 
@@ -104,8 +107,8 @@ class _Attempts:
         self.checkpoints = Checkpoints(self._repository.store, self._spec.ref)
         self._inputs = {manifest.ref for manifest in self._repository.list_artifacts()}
 
-    def attempt(self, *, stop: bool = False) -> _Progress:
-        progress = _Progress(self.checkpoints, stop=stop)
+    def attempt(self, stop_after: int | None = None) -> _Progress:
+        progress = _Progress(self.checkpoints, stop_after)
         run_job(self._repository.store.url, self._spec.ref, cluster=self._cluster, progress=progress)
         return progress
 
