@@ -37,10 +37,11 @@ class Fitted(Generic[S]):
     bad: int = 0  # rows dropped that the chat template cannot write
     too_long: int = 0  # rows dropped, of those that it can
     truncated: int = 0
+    read: int = 0  # rows of the dataset, with those dropped
 
     def metrics(self, prefix: str = "") -> dict[str, int]:
-        """Return the counts of dropped and truncated rows for the stage's manifest."""
-        counts = {}
+        """Return the counts of read, dropped and truncated rows for the stage's manifest."""
+        counts = {"rows_read": self.read}
         if self.policy.bad == "drop":
             counts["rows_dropped_bad"] = self.bad
         if self.policy.long != "error":
@@ -66,7 +67,7 @@ class Fitting(Generic[T]):
 
     def __call__(self, rows: Sequence[Row]) -> _Part[T]:
         """Convert the rows. Raises StageError with the first message where the policy is `error`."""
-        part: _Part[T] = _Part()
+        part: _Part[T] = _Part(read=len(rows))
         for item in self._encoded(rows, part):
             sentence = self.problem(item)
             if sentence is None:
@@ -101,6 +102,7 @@ class _Part(Generic[T]):
     bad: list[tuple[str, str]] = field(default_factory=list)  # place and reason
     too_long: int = 0
     truncated: int = 0
+    read: int = 0
 
 
 def fit(rows: Iterable[Row], fitting: Fitting[T], *, keep: Callable[[Iterable[T]], S], processes: int = 1) -> Fitted[S]:
@@ -117,6 +119,7 @@ def fit(rows: Iterable[Row], fitting: Fitting[T], *, keep: Callable[[Iterable[T]
             for part in parts:
                 for place, reason in part.bad:
                     bad(place, RowError(reason, "the chat template cannot write it"))
+                total.read += part.read
                 total.too_long += part.too_long
                 total.truncated += part.truncated
                 yield from part.kept
@@ -124,7 +127,7 @@ def fit(rows: Iterable[Row], fitting: Fitting[T], *, keep: Callable[[Iterable[T]
     kept_rows = keep(kept())
     if bad.count and not kept_rows and not total.too_long:
         raise StageError(f"the chat template can write none of the {bad.count} rows; the first, {bad.examples[0]}")
-    return Fitted(kept_rows, fitting.policy, bad.count, total.too_long, total.truncated)
+    return Fitted(kept_rows, fitting.policy, bad.count, total.too_long, total.truncated, total.read)
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:

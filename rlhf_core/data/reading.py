@@ -15,7 +15,7 @@ from typing import Any
 from rlhf_core.chat.image_messages import images_of_row
 from rlhf_core.config.data.format_table import FORMATS
 from rlhf_core.data.arrow_file import ArrowWriter, record_batches
-from rlhf_core.data.fitting import RowPolicy
+from rlhf_core.data.fitting import Fitted, RowPolicy
 from rlhf_core.data.formats import Rows, format_of
 from rlhf_core.errors import StageError
 
@@ -61,6 +61,19 @@ def iterate_rows(folder: Path, *, images: bool = False) -> Iterator[dict[str, An
             yield from map(json.loads, file)
     else:
         raise StageError(f"{folder}: there is no {DATA_FILE}, so this is not a dataset artifact")
+
+
+def count_rows(folder: Path) -> int:
+    """Return the number of rows of a dataset artifact."""
+    if (folder / DATA_FILE).is_file():
+        return sum(batch.num_rows for batch in record_batches(folder / DATA_FILE))
+    return sum(1 for _ in iterate_rows(folder, images=True))
+
+
+def require_all_read(folder: Path, fitted: Fitted[Any]) -> None:
+    """Raise StageError unless `fitted` is of all rows of the dataset artifact."""
+    if fitted.read != (rows := count_rows(folder)):
+        raise StageError(f"{fitted.read} rows were read of a dataset of {rows}: nothing was started; report this")
 
 
 def read_dataset(folder: Path, *, images: bool = False) -> Rows:

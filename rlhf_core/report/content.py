@@ -123,8 +123,10 @@ def _set(nodes: Mapping[str, Input], comparable: Answers, samples: int) -> Evalu
 
 
 def _metrics(evaluation: Input) -> dict[str, Any]:
-    """Return the metrics without those that are computed here, also for evaluations older than these metrics."""
-    return {name: value for name, value in evaluation.manifest.metrics.items() if name != "blank_share"}
+    """Return the metrics without those that are computed here, also for evaluations older than these metrics, and
+    without the count of rows.
+    """
+    return {name: v for name, v in evaluation.manifest.metrics.items() if name not in ("blank_share", "rows_read")}
 
 
 def _uniformity(rows: Sequence[Mapping[str, Any]]) -> str:

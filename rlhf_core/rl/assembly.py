@@ -19,7 +19,7 @@ from rlhf_core.config.stages.validation import counts_prefix, path_of_set
 from rlhf_core.contract import Input, StageContext
 from rlhf_core.data.fitting import Fitted
 from rlhf_core.data.prompts import fit_prompts
-from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_seen_by_all, row_policy
+from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_all_read, require_seen_by_all, row_policy
 from rlhf_core.environments import EnvironmentHost, open_environments, rows_to_play
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.episodes.shown_images import ShownImages
@@ -141,6 +141,7 @@ def _prompts(
     images = RowImages(processor, dataset.folder / IMAGES_FOLDER, config.rollout.max_images)
     rows = rows_to_play(read_rows(dataset.folder, images=True), environment_host)
     fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=policy, hint=hint, images=images)
+    require_all_read(dataset.folder, fitted)
     require_seen_by_all((prompt.row for prompt in fitted.rows), config.text_readers_of)
     return fitted
 

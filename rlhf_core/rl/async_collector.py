@@ -19,6 +19,7 @@ from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.rewards import TrajectoryReward
+from rlhf_core.rl.counts import PromptCounts
 from rlhf_core.rl.filtering import Group, Tally
 from rlhf_core.rl.hybrid import OwnDevices
 from rlhf_core.rl.phases import PhaseTimer
@@ -67,6 +68,7 @@ class AsyncCollector:
         self._judging = asyncio.Lock()
         self._to_judge, self._changed = asyncio.Event(), asyncio.Event()
         self._since = _SinceLastStep()
+        self.counts = PromptCounts()
         self._steps_ahead = 0  # number of steps whose prompts may be in flight or ready
         self._started = False
 
@@ -94,6 +96,7 @@ class AsyncCollector:
             self._changed.clear()
             await self._stream.unless_it_fails(self._changed.wait())
         collected = [self._ready.popleft() for _ in range(min(wanted, len(self._ready)))]
+        self.counts.collected += len(collected)
         metrics = {
             **_lag_metrics(collected, step),
             "asynchronous/waiting": float(len(self._ready)),
@@ -131,8 +134,11 @@ class AsyncCollector:
         too_old = [answered for answered in self._ready if step - answered.oldest > settings.max_lag]
         self._ready = deque(fresh)
         self._since.too_old += len(too_old)
-        for answered in too_old if settings.too_old == "resample" else ():
-            self._begin(answered.number, answered.attempt + 1)
+        if settings.too_old == "resample":
+            for answered in too_old:
+                self._begin(answered.number, answered.attempt + 1)
+        else:
+            self.counts.too_old += len(too_old)
         self._fill()
 
     def _start(self) -> None:
@@ -144,6 +150,7 @@ class AsyncCollector:
     def _fill(self) -> None:
         most = min(self._config.in_flight, self._steps_ahead * self._config.prompts_per_step)
         while len(self._begun) + len(self._ready) < most:
+            self.counts.drawn += 1
             self._begin(self._prompts.next(), 0)
 
     def _begin(self, number: int, attempt: int) -> None:
@@ -165,6 +172,7 @@ class AsyncCollector:
             self._to_judge.set()
 
     def _drop(self, number: int) -> None:
+        self.counts.failed += 1
         self._begun.discard(number)
         self._changed.set()
         self._fill()
@@ -187,10 +195,25 @@ class AsyncCollector:
         filtering, tally = self._config.settings.filtering, self._since.tally
         for answered, group in zip(batch, judged, strict=True):
             self._begun.discard(answered.number)
-            if group is not None and (filtering is None or tally.sift([group], filtering)):
+            if group is None:
+                self.counts.failed += 1
+            elif filtering is None or tally.sift([group], filtering):
                 self._ready.append(replace(answered, group=group))
+            else:
+                self.counts.filtered += 1
         self._changed.set()
         self._fill()
+
+    def trained(self, trajectories: Sequence[Trajectory]) -> None:
+        self.counts.steps += 1
+        self.counts.trained += len(trajectories) // self._config.settings.group_size
+
+    def proven(self) -> dict[str, float]:
+        return self._stream.call(self._proven())
+
+    async def _proven(self) -> dict[str, float]:
+        cursor, in_flight = self._prompts.state_dict()["drawn"], len(self._begun) + len(self._ready)
+        return self.counts.proven(self._config, cursor=cursor, in_flight=in_flight)
 
     def state_dict(self) -> dict[str, Any]:
         return self._stream.call(self._state())
@@ -200,6 +223,7 @@ class AsyncCollector:
             return {
                 "prompts": self._prompts.state_dict(),
                 "rewards": self._rewards.state_dict(),
+                "counts": self.counts.state_dict(),
                 "begun": sorted(self._begun),
                 "ready": [[a.number, a.attempt, [stored(trajectory) for trajectory in a.group]] for a in self._ready],
             }
@@ -208,6 +232,7 @@ class AsyncCollector:
         """Restore the state. Must be called before anything is sampled."""
         self._prompts.load_state_dict(state["prompts"])
         self._rewards.load_state_dict(state["rewards"])
+        self.counts = PromptCounts.restored(state)
         self._begun = set(state["begun"])
         self._ready = deque(
             Answered(number, attempt, [trajectory_of(each, self._prompts.at(number)) for each in group])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.errors import StageError
 from rlhf_core.rewards import TrajectoryReward
+from rlhf_core.rl.counts import PromptCounts
 from rlhf_core.rl.filtering import Group, Tally
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.prompts import PromptSampler
@@ -26,6 +27,12 @@ class Collector(DriverState, Protocol):
 
         step: number of updates made and published before. Time is measured as the phases `rollout` and `reward`.
         """
+
+    def trained(self, trajectories: Sequence[Trajectory]) -> None:
+        """Count a step that was trained on these trajectories."""
+
+    def proven(self) -> dict[str, float]:
+        """Return what became of all prompts as metrics. Raises StageError if that is not what the settings say."""
 
 
 class SyncCollector:
@@ -52,6 +59,7 @@ class SyncCollector:
         self._rollouts = rollouts
         self._rewards = rewards
         self._monitors = monitors
+        self.counts = PromptCounts()
 
     def collect(self, step: int, phase: PhaseTimer) -> tuple[list[Trajectory], dict[str, float]]:
         """See Collector. The metrics cover all sampled trajectories.
@@ -70,7 +78,11 @@ class SyncCollector:
                 sampled = self._rollouts.sample(self._prompts.draw(count), step, sampling_round)
             with phase("reward"):
                 groups = [group for group in self._rewards(sampled) if group is not None]
-            kept += tally.sift(groups, filtering) if filtering else groups
+            passed = tally.sift(groups, filtering) if filtering else groups
+            kept += passed
+            self.counts.drawn += count
+            self.counts.failed += count - len(groups)
+            self.counts.filtered += len(groups) - len(passed)
             tally.sampled += [trajectory for group in sampled for trajectory in group]
             if len(kept) >= wanted:
                 break
@@ -86,12 +98,28 @@ class SyncCollector:
             metrics = {**failures, **monitor(tally.sampled, self._monitors)}
         if filtering:
             metrics |= tally.metrics(surplus=max(0, len(kept) - wanted))
-        return [trajectory for group in kept[:wanted] for trajectory in group], metrics
+        collected = kept[:wanted]
+        self.counts.collected += len(collected)
+        self.counts.surplus += len(kept) - len(collected)
+        return [trajectory for group in collected for trajectory in group], metrics
+
+    def trained(self, trajectories: Sequence[Trajectory]) -> None:
+        self.counts.steps += 1
+        self.counts.trained += len(trajectories) // self._config.settings.group_size
+
+    def proven(self) -> dict[str, float]:
+        return self.counts.proven(self._config, cursor=self._prompts.state_dict()["drawn"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next step depends on: the number of drawn prompts, and the statistics of the rewards."""
-        return {"prompts": self._prompts.state_dict(), "rewards": self._rewards.state_dict()}
+        """Return all that the next step depends on: the number of drawn prompts, and the statistics of the rewards;
+        and the counts.
+        """
+        return {
+            "prompts": self._prompts.state_dict(), "rewards": self._rewards.state_dict(),
+            "counts": self.counts.state_dict(),
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._prompts.load_state_dict(state["prompts"])
         self._rewards.load_state_dict(state["rewards"])
+        self.counts = PromptCounts.restored(state)

@@ -50,7 +50,9 @@ class Loop:
     row_counts: Mapping[str, float] = field(default_factory=dict)  # dropped and truncated rows of the datasets
 
     def run(self) -> dict[str, float]:
-        """Run all steps, or those left after the newest checkpoint; return the metrics of the last one."""
+        """Run all steps, or those left after the newest checkpoint; return the metrics of the last one, and what became
+        of all prompts. Raises StageError if that is not what the settings say.
+        """
         self.turns.train(keep_weights=True)
         done = self.checkpoints.resume(self.config.steps)
         self.publisher.start(version=done)
@@ -64,7 +66,7 @@ class Loop:
             if step + 1 < self.config.steps:
                 self.checkpoints.after(step + 1)
         self.checkpoints.finish()
-        return metrics
+        return {**metrics, **self.collector.proven()}
 
     def save(self, folder: Path) -> None:
         """Write the trained policy to `folder`, in this job's working folder."""
@@ -98,6 +100,7 @@ class Loop:
             masks = self.config.settings.mask_truncated_completions
             updated = self.trainer.update(without_truncated(batch, trajectories) if masks else batch, step)
 
+        self.collector.trained(trajectories)
         if self.keeper is not None:
             with phase("keep"):
                 self.keeper.rollouts(step + 1, trajectories)

@@ -17,7 +17,7 @@ from rlhf_core.chat.feedback import require_turns_follow
 from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.prompts import fit_prompts
-from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_seen_by_all, row_policy
+from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_all_read, require_seen_by_all, row_policy
 from rlhf_core.environments import open_environments, rows_to_play
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.episodes.shown_images import ShownImages
@@ -31,6 +31,7 @@ from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.stages.cluster import Cluster, EngineSpec
 from rlhf_core.stages.partial_rows import PartialRows
 from rlhf_core.tracking.protocol import SAMPLES_FILE
+from rlhf_core.training.counts import require_counts
 from rlhf_core.types import Prompt
 
 
@@ -48,6 +49,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         environments = stack.enter_context(open_environments(config.environment, context, tokenizer))
         rows = rows_to_play(read_rows(dataset, images=True), environments)
         fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=row_policy(dataset), images=images)
+        require_all_read(dataset, fitted)
         prompts = fitted.rows
         if not prompts:
             raise StageError("the dataset has no prompts to evaluate on")
@@ -79,6 +81,12 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
             answered += map(Answered.of, of_part)
             context.progress(len(answered), len(prompts), "scores")
         sampling_seconds = time.monotonic() - started
+        completions = [completion for each in answered for completion in (each.greedy, *each.sampled)]
+        require_counts({
+            "prompts answered": (len(prompts), sum(a.id == p.id for a, p in zip(answered, prompts, strict=False))),
+            "completions": (len(prompts) * (1 + config.samples), len(completions)),
+            "scores": (len(completions) * len(config.scorers), sum(len(each.scores) for each in completions)),
+        })  # fmt: skip
 
     sampled = [completion.text for each in answered for completion in each.sampled]
     if note := uniformity([each.greedy.text for each in answered], sampled):

@@ -19,7 +19,14 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.fitting import Fitted
 from rlhf_core.data.formats import Row
 from rlhf_core.data.prompts import fit_prompts
-from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_seen_by_all, row_policy, write_dataset
+from rlhf_core.data.reading import (
+    IMAGES_FOLDER,
+    read_rows,
+    require_all_read,
+    require_seen_by_all,
+    row_policy,
+    write_dataset,
+)
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.intervals import bootstrap
@@ -33,7 +40,8 @@ from rlhf_core.rl.stored import stored, trajectory_of
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.stages.cluster import Cluster, EngineSpec
 from rlhf_core.stages.partial_rows import PartialRows
-from rlhf_core.stages.readers import Readers, totals
+from rlhf_core.stages.readers import Readers, reward_counts, totals
+from rlhf_core.training.counts import require_counts
 from rlhf_core.training.randomness import derived_seed
 from rlhf_core.types import Prompt, Trajectory
 
@@ -92,6 +100,8 @@ def _run(
         context.progress(len(sampled) + done, total, "read")
 
     judged |= readers.judge(lambda _: sampled, read)
+    wanted = len(fitted.rows) * config.samples
+    require_counts({"completions": (wanted, len(sampled)), **reward_counts(wanted, judged)})
     entries = [_entry(config, t, {name: judged[name][index] for name in judged}) for index, t in enumerate(sampled)]
     compared: dict[str, float] = {}
     if config.reference is not None:
@@ -124,6 +134,7 @@ def _prompts(
     room = longest - config.sampling.max_tokens
     rows = read_rows(dataset, images=True)
     fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=row_policy(dataset), images=images)
+    require_all_read(dataset, fitted)
     if not fitted.rows:
         raise StageError("the dataset has no prompt to complete")
     require_seen_by_all((prompt.row for prompt in fitted.rows), config.text_readers_of)

@@ -23,6 +23,7 @@ from rlhf_core.supervised.examples import Example
 from rlhf_core.supervised.logprobs import LogprobsWorker
 from rlhf_core.supervised.pairs import pack_pairs, pair_example
 from rlhf_core.supervised.stored_logprobs import read_logprobs, with_logprobs, write_logprobs
+from rlhf_core.training.counts import require_counts
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.types import PackedBatch
 
@@ -39,7 +40,7 @@ def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageConte
     examples = fitted.rows
     if config.reference is not None:
         examples = with_logprobs(examples, read_logprobs([inputs["reference"].folder]), "reference")
-    logprobs_by_pair = torch.zeros(len(examples), 2)
+    logprobs_by_pair, times_read = torch.zeros(len(examples), 2), torch.zeros(len(examples), dtype=torch.int64)
     with ExitStack() as stack, PartialRows(config.checkpoint, context) as kept:
 
         @cache
@@ -62,7 +63,9 @@ def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageConte
         for start, block in blocks(examples):
             for index, of_pair in kept.rows(f"read-{start}-{len(block)}", partial(logprobs_of, start, block)):
                 logprobs_by_pair[index] = torch.tensor(of_pair)
+                times_read[index] += 1
             context.progress(start + len(block), len(examples), "read")
+    require_counts({"pairs that were read once": (len(examples), int((times_read == 1).sum()))})
     folder = context.workdir / "logprobs"
     folder.mkdir()
     write_logprobs(folder, examples, logprobs_by_pair)

@@ -137,6 +137,11 @@ def totals(rewards: Mapping[str, TrajectoryReward], part: Sequence[Trajectory]) 
     return [{name: values[index] for name, values in by_name.items()} for index in range(len(part))]
 
 
+def reward_counts(wanted: int, judged: Mapping[str, Sequence[float]]) -> dict[str, tuple[int, int]]:
+    """Return how many values of each reward there are to be, and how many there are, as `require_counts` needs it."""
+    return {f"values of the reward {name}": (wanted, len(values)) for name, values in judged.items()}
+
+
 def _parts(pass_name: str, sampled: Sequence[Trajectory]) -> Iterator[tuple[str, Sequence[Trajectory]]]:
     """Yield the completions that are packed together, and the name of the part that has their values.
 

@@ -25,7 +25,8 @@ from rlhf_core.rewards.model import RewardReader
 from rlhf_core.rl.rows import completions_row, with_rewards
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.partial_rows import PartialRows
-from rlhf_core.stages.readers import Readers, totals
+from rlhf_core.stages.readers import Readers, reward_counts, totals
+from rlhf_core.training.counts import require_counts
 from rlhf_core.types import Prompt, Trajectory
 
 _QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
@@ -79,6 +80,7 @@ def _run(
         return [_as_tokens(each, judges[name].tokenizer, config.max_length) for each in completions]
 
     judged |= readers.judge(read, report)
+    require_counts(reward_counts(len(completions), judged))
     entries = [
         with_rewards(each.entry, {name: values[n] for name, values in judged.items()}, config.reward_weights)
         for n, each in enumerate(completions)

@@ -22,6 +22,7 @@ from rlhf_core.supervised.examples import Example
 from rlhf_core.supervised.logprobs import TopLogprobsWorker
 from rlhf_core.supervised.sft import conversation_examples, pack_sequences
 from rlhf_core.supervised.stored_top_logprobs import TeacherSettings, TopWriter
+from rlhf_core.training.counts import require_counts
 from rlhf_core.training.group import WorkerGroup
 
 
@@ -51,8 +52,10 @@ def run(config: TopLogprobsConfig, inputs: Mapping[str, Input], context: StageCo
             tokens, logprobs = (torch.cat([top[column] for _, top in read]) for column in (0, 1))
             return save({"order": order, "tokens": tokens, "logprobs": logprobs}), len(block)
 
+        times_read = torch.zeros(len(examples), dtype=torch.int64)
         for start, block in blocks(examples):
             part = load(kept.content(f"read-{start}-{len(block)}", partial(top_of, block)))
+            times_read[start + part["order"]] += 1
             in_order = [block[index] for index in part["order"].tolist()]
             counts = [example.num_trained_tokens for example in in_order]
             for example, *top in zip(
@@ -60,6 +63,7 @@ def run(config: TopLogprobsConfig, inputs: Mapping[str, Input], context: StageCo
             ):
                 writer.add(example, (top[0], top[1]))
             context.progress(start + len(block), len(examples), "read")
+    require_counts({"rows that were read once": (len(examples), int((times_read == 1).sum()))})
     writer.flush()
     tokens = sum(example.num_trained_tokens for example in examples)
     return Output(Kind.TOP_LOGPROBS, folder, {"rows": len(examples), "trained_tokens": tokens, **fitted.metrics()})

@@ -13,7 +13,7 @@ from rlhf_core.chat.encoding import Tokenizer
 from rlhf_core.config.stages.trained import RanksConfig
 from rlhf_core.contract import Input, StageContext
 from rlhf_core.data.fitting import Fitted, Fitting, Row, RowPolicy, fit
-from rlhf_core.data.reading import IMAGES_FOLDER, iterate_rows, row_policy
+from rlhf_core.data.reading import IMAGES_FOLDER, iterate_rows, require_all_read, row_policy
 from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.models.vision import ImageProcessor, RowImages
 from rlhf_core.supervised.examples import Example, truncated
@@ -33,7 +33,9 @@ def read_examples(
     """
     policy, rows = row_policy(dataset.folder), iterate_rows(dataset.folder, images=images)
     require_context(model, config.max_length)
-    return fit_examples(rows, encode, policy, config.max_length, context.workdir, config.processes)
+    fitted = fit_examples(rows, encode, policy, config.max_length, context.workdir, config.processes)
+    require_all_read(dataset.folder, fitted)
+    return fitted
 
 
 def row_images(processor: ImageProcessor | None, dataset: Path) -> RowImages | None:

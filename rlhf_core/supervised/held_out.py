@@ -13,7 +13,7 @@ from rlhf_core.data.fitting import Row
 from rlhf_core.data.formats.preferences import by_prompt
 from rlhf_core.errors import StageError
 from rlhf_core.models.folders.folder import update_json
-from rlhf_core.supervised.loop import shuffled
+from rlhf_core.supervised.schedule import shuffled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

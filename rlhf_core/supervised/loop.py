@@ -7,38 +7,21 @@ ranks; and sends the ranks `log_every` steps at a time. The workers own the mode
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
-import torch
-
 from rlhf_core.config.stages.trained import SupervisedConfig
 from rlhf_core.contract import StageContext
+from rlhf_core.supervised.counts import TrainedCounts
 from rlhf_core.supervised.examples import Example, Packer
+from rlhf_core.supervised.schedule import step_indices
 from rlhf_core.supervised.validation import Validation
 from rlhf_core.supervised.worker import SupervisedWorker, divider
 from rlhf_core.training.checkpointing import Checkpointing, DriverState
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import StepMetrics, over_steps
-from rlhf_core.training.randomness import derived_seed
-
-
-def shuffled(count: int, *, seed: int, name: str) -> list[int]:
-    """Return 0 .. count - 1 in an order that depends on the arguments alone."""
-    generator = torch.Generator().manual_seed(derived_seed(seed, name))
-    order: list[int] = torch.randperm(count, generator=generator).tolist()
-    return order
-
-
-def step_indices(num_examples: int, config: SupervisedConfig, seed: int) -> Iterator[list[int]]:
-    """Yield the examples of each optimizer step. An epoch's last step takes all that remain."""
-    for epoch in range(config.epochs):
-        order = shuffled(num_examples, seed=seed, name=f"epoch {epoch}")
-        *others, last = range(0, config.steps_of_epoch(num_examples) * config.batch_size, config.batch_size)
-        yield from (order[start : start + config.batch_size] for start in others)
-        yield order[last:]
 
 
 @dataclass
@@ -85,16 +68,19 @@ def train(
     """Train from the newest checkpoint, or the beginning, to the end. Logs and reports progress every `log_every`
     steps.
 
-    Returns the last metrics logged, whose `tokens` counts all tokens so far, trained or not, and the best validation.
+    Returns the last metrics logged, whose `tokens` counts all tokens so far, trained or not, what was trained in all,
+    and the best validation. Raises StageError if that is not what settings and data say.
     """
     total = config.count_steps(len(examples))
     divide = divider(config, workers)
     trained = SinceLastLine()
-    driver: dict[str, DriverState] = {"trained": trained}
+    counts = TrainedCounts()
+    driver: dict[str, DriverState] = {"trained": trained, "counts": counts}
     if validation is not None:
         driver["validation"] = validation.best
     checkpoints = Checkpointing(config.checkpoint, context, workers, driver)
     done = checkpoints.resume(total)
+    counts.begin_at(config, len(examples), context.seed, done)
     context.progress(done, total, "train")
     schedule = islice(step_indices(len(examples), config, context.seed), done, total)
     metrics: dict[str, float] = {}
@@ -110,9 +96,11 @@ def train(
         for indices in chunk:
             batch = [examples[i] for i in indices]
             tokens += sum(example.num_tokens for example in batch)
+            counts.add(indices, sum(example.num_trained_tokens for example in batch))
             steps.append(divide(pack(batch)))
         by_step = workers.scatter(SupervisedWorker.train, [list(replica) for replica in zip(*steps, strict=True)])[0]
         done += len(chunk)
+        counts.add_steps(by_step)
         trained.add(by_step, tokens, time.monotonic() - started)
         if done % config.log_every == 0 or done == total:
             metrics = trained.line()
@@ -123,4 +111,6 @@ def train(
         if done < total:
             checkpoints.after(done)
     checkpoints.finish()
+    taken = workers.call(SupervisedWorker.steps_taken)[0]
+    metrics = metrics | counts.proven(config, len(examples), context.seed, taken)
     return metrics if validation is None else metrics | validation.result()

@@ -86,6 +86,10 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
         """Take one optimizer step for each shard."""
         return [self._step(shard) for shard in steps]
 
+    def steps_taken(self) -> int:
+        """Return the number of optimizer steps so far, with those before the checkpoint that it resumed from."""
+        return self.engine.counters.steps
+
     def prepared(self, shard: Shard) -> Shard:
         """Add the inputs of the loss that are computed before the differentiated forward."""
         return shard

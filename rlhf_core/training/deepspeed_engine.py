@@ -155,7 +155,7 @@ class DeepSpeedEngine:
         self.counters = self.counters.after(applied=math.isfinite(norm))
         self._require_progress()
         means, maxima = totals.over_replicas(self.device)
-        return StepMetrics(norm, rate, skipped=not math.isfinite(norm), means=means, maxima=maxima)
+        return StepMetrics(norm, rate, not math.isfinite(norm), means, maxima, totals.num_tokens)
 
     @contextmanager
     def _no_random_numbers(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ class StepMetrics:
     skipped: bool  # the gradient was not finite, so there was no update
     means: dict[str, float] = field(default_factory=dict)  # reported as Sum or TokenMean
     maxima: dict[str, float] = field(default_factory=dict)  # reported as Max
+    num_tokens: int = 0  # trained tokens, over all replicas
 
 
 class MetricTotals:
@@ -32,6 +33,7 @@ class MetricTotals:
         self._token_sums: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
         self._tokens = torch.zeros((), dtype=torch.float64)
+        self.num_tokens = 0  # of all replicas, once they are reduced
 
     def add(self, metrics: Mapping[str, Metric], num_tokens: Tensor | int) -> None:
         """Add one micro-batch's metrics. num_tokens: its trained tokens."""
@@ -49,6 +51,7 @@ class MetricTotals:
         sum_names, mean_names = sorted(self._sums), sorted(self._token_sums)
         totals = [*(self._sums[n] for n in sum_names), *(self._token_sums[n] for n in mean_names), self._tokens]
         *values, tokens = _all_reduce(totals, dist.ReduceOp.SUM, device)
+        self.num_tokens = round(tokens)
         sums = dict(zip(sum_names, values[: len(sum_names)], strict=True))
         token_sums = zip(mean_names, values[len(sum_names) :], strict=True)
         max_names = sorted(self._maxima)

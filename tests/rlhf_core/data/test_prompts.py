@@ -16,9 +16,9 @@ def test_prompts_that_are_too_long_are_dropped_and_counted() -> None:
     tokenizer = word_level_tokenizer((), 64)
     fitted = fit_prompts(ROWS, tokenizer, max_tokens=8, policy=RowPolicy(long="drop"))
     assert [prompt.id for prompt in fitted.rows] == ["a"]
-    assert fitted.metrics() == {"rows_dropped_too_long": 1}
+    assert fitted.metrics() == {"rows_read": 2, "rows_dropped_too_long": 1}
     everything = fit_prompts(ROWS, tokenizer, max_tokens=9, policy=RowPolicy(long="drop"))
-    assert everything.metrics() == {"rows_dropped_too_long": 0}
+    assert everything.metrics() == {"rows_read": 2, "rows_dropped_too_long": 0}
     with pytest.raises(StageError, match=r"^prompt b \('bbbbbb'\) has 9 tokens, more than the 8"):
         fit_prompts(ROWS, tokenizer, max_tokens=8, policy=RowPolicy())
     with pytest.raises(StageError, match="a prompt that is cut asks another question"):

@@ -141,6 +141,49 @@ def test_groups_that_teach_nothing_are_replaced_by_new_prompts() -> None:
     assert setup.monitor.calls == [28]
 
 
+def trained_for(setup: Setup, steps: int) -> None:
+    for step in range(steps):
+        setup.collector.trained(setup.collect(step)[0])
+
+
+ANSWERS = [RIGHT, MIXED, WRONG, RIGHT, MIXED, WRONG, MIXED]
+FILTERED: dict[str, Any] = {"wanted": 2, "max_rounds": 9, "oversampling": 3.0}
+
+
+def test_every_prompt_that_is_drawn_ends_somewhere() -> None:
+    setup = Setup(ANSWERS, **FILTERED)
+    trained_for(setup, 9)
+    counts = setup.collector.proven()
+    assert (counts["steps"], counts["prompts_trained"], counts["prompts_drawn"]) == (9, 18, len(setup.prompts.drawn))
+    ended = sum(counts[f"prompts_{end}"] for end in ("trained", "filtered", "surplus", "failed"))
+    assert ended == counts["prompts_drawn"]
+    assert counts["prompts_filtered"] > 0 < counts["prompts_surplus"]
+
+
+def test_a_resumed_run_has_the_counts_of_one_that_was_not_stopped() -> None:
+    whole, stopped, resumed = (Setup(ANSWERS, **FILTERED) for _ in range(3))
+    trained_for(whole, 9)
+    trained_for(stopped, 4)
+    resumed.collector.load_state_dict(json.loads(json.dumps(stopped.collector.state_dict())))
+    trained_for(resumed, 5)
+    assert resumed.collector.proven() == whole.collector.proven()
+
+
+def test_prompts_that_are_lost_are_an_error() -> None:
+    skipped, short, lost = (Setup(ANSWERS, **FILTERED) for _ in range(3))
+    trained_for(skipped, 9)
+    skipped.prompts.draw(1)
+    with pytest.raises(StageError, match=r"ends with \d+ prompts drawn, and it has \d+: nothing is published"):
+        skipped.collector.proven()
+    trained_for(short, 8)
+    with pytest.raises(StageError, match="ends with 9 steps, and it has 8"):
+        short.collector.proven()
+    trained_for(lost, 8)
+    lost.collector.trained(lost.collect(8)[0][:4])  # one prompt of two
+    with pytest.raises(StageError, match="ends with 18 prompts trained, and it has 17"):
+        lost.collector.proven()
+
+
 @pytest.mark.parametrize(
     ("answer", "low", "high", "kept"),
     [(MIXED, 0.0, 1.0, True), (MIXED, 0.25, 1.0, False), (MOSTLY, 0.0, 0.75, False), (MIXED, 0.2, 0.3, True)],

@@ -162,7 +162,7 @@ def test_the_stage_on_a_real_engine(model: Input, in_process: InProcessCluster, 
     assert output.metrics["rows_dropped_too_long"] == 1
     assert {"pass@2_low", "pass@2_high", "diversity", "completion_length", "short/mean_score"} <= set(output.metrics)
     assert [(step, phase) for step, _, phase, _ in context.progresses] == [
-        (0, "start engines"), (0, "greedy"), (1, "sampled"), (2, "scores"), (3, "scores"),
+        (0, "start engines"), (0, "greedy"), (0, "sampled"), (0, "scores"), (3, "scores"),
     ]  # fmt: skip
 
 

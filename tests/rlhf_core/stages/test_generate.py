@@ -88,7 +88,14 @@ def test_every_prompt_has_its_completions(inputs: dict[str, Input], tmp_path: Pa
         assert entry["logprob"] < 0
     mean = sum(entry["reward"] for _, entry in entries) / 15
     best = sum(max(entry["reward"] for entry in row["completions"]) for row in rows) / 5
-    expected = {"rows": 5, "completions": 15, "truncated_completions": 0, "reward": mean, "best_reward": best}
+    expected = {
+        "rows": 5,
+        "completions": 15,
+        "truncated_completions": 0,
+        "reward": mean,
+        "best_reward": best,
+        "rows_read": 5,
+    }
     assert output.metrics == pytest.approx(expected)
 
 

@@ -129,7 +129,9 @@ def test_long_rows_are_dropped_or_truncated_and_counted_in_the_manifest(
     length = 16 if config is RewardModelConfig else 12
     settings = config(dataset="d", batch_size=8, epochs=1, max_length=length, optimizer=OPTIMIZER, engine=ENGINE)
     output = run(settings, inputs, context_of(tmp_path / "run", inputs), inline)
-    assert {name: value for name, value in output.metrics.items() if name.startswith("rows_")} == counts
+    assert {name: value for name, value in output.metrics.items() if name.startswith("rows_")} == {
+        "rows_read": len(rows), **counts
+    }  # fmt: skip
     assert output.metrics["steps"] == 1
     if tokens is not None:
         assert output.metrics["tokens"] == tokens
@@ -180,7 +182,7 @@ def test_prompts_that_the_template_cannot_write_are_named_or_dropped_and_counted
         fit_prompts(rows, tokenizer, max_tokens=8, policy=RowPolicy())
     fitted = fit_prompts(rows, tokenizer, max_tokens=8, policy=RowPolicy(bad="drop"))
     assert [prompt.id for prompt in fitted.rows] == ["b"]
-    assert fitted.metrics() == {"rows_dropped_bad": 1}
+    assert fitted.metrics() == {"rows_read": 2, "rows_dropped_bad": 1}
 
 
 def test_a_template_that_is_broken_is_an_error_under_any_policy(model: Input) -> None:

@@ -19,7 +19,8 @@ from rlhf_core.errors import StageError
 from rlhf_core.stages.scalar_model import split_examples
 from rlhf_core.supervised.encoding import fit_examples
 from rlhf_core.supervised.examples import Example, divide, truncated
-from rlhf_core.supervised.loop import SinceLastLine, shuffled, step_indices
+from rlhf_core.supervised.loop import SinceLastLine
+from rlhf_core.supervised.schedule import shuffled, step_indices
 from rlhf_core.supervised.sft import pack_sequences
 from rlhf_core.supervised.stored_examples import StoredExamples
 from rlhf_core.training.metrics import StepMetrics
@@ -110,11 +111,13 @@ def test_what_does_not_fit_is_dropped_or_cut_and_counted(tmp_path: Path) -> None
     given = [_example(3, "a"), _example(9, "b"), late, _example(8, "c")]
     dropped = _fit(given, folder, 8, long="drop")
     assert [example.row_id for example in dropped.rows] == ["a", "c"]
-    assert dropped.metrics() == {"rows_dropped_too_long": 2}
+    assert dropped.metrics() == {"rows_read": 4, "rows_dropped_too_long": 2}
     cut = _fit(given, folder, 8, long="truncate")
     assert [(example.row_id, example.num_tokens) for example in cut.rows] == [("a", 3), ("b", 8), ("c", 8)]
-    assert cut.metrics("validation_") == {"validation_rows_truncated": 1, "validation_rows_dropped_too_long": 1}
-    assert _fit(given[:1], folder, 8).metrics() == {}
+    assert cut.metrics("validation_") == {
+        "validation_rows_read": 4, "validation_rows_truncated": 1, "validation_rows_dropped_too_long": 1
+    }  # fmt: skip
+    assert _fit(given[:1], folder, 8).metrics() == {"rows_read": 1}
 
 
 def test_examples_on_disk_are_what_they_were(tmp_path: Path) -> None:

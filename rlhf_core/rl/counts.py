@@ -1,0 +1,56 @@
+"""What became of the prompts of a run, counted as it happens, and compared with its settings at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.training.counts import require_counts
+
+
+@dataclass
+class PromptCounts:
+    """Counts of all attempts of a run. Every prompt that is drawn ends in one of them, or is in flight."""
+
+    drawn: int = 0
+    collected: int = 0  # for a step
+    trained: int = 0
+    filtered: int = 0
+    surplus: int = 0  # passed filtering, beyond what a step needs
+    failed: int = 0  # an episode or a reward, where that is tolerated
+    too_old: int = 0  # sampled by weights of too many updates ago
+    steps: int = 0
+    known: bool = True  # False: resumed from a checkpoint of a release that did not count
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> PromptCounts:
+        """Restore the counts in the `state` of a collector."""
+        if "counts" in state:
+            return cls(**state["counts"])
+        print("the checkpoint has no counts: what the run has trained on is not proven", flush=True)
+        return cls(known=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def proven(self, config: RLConfig, *, cursor: int, in_flight: int = 0) -> dict[str, float]:
+        """Return the counts as metrics. cursor: of the prompts; in_flight: those that no step has taken yet.
+
+        Raises StageError unless each step was trained on as many prompts as it needs, and no prompt was lost.
+        """
+        if not self.known:
+            return {}
+        ended = self.collected + self.filtered + self.surplus + self.failed + self.too_old + in_flight
+        wanted = config.steps * config.prompts_per_step
+        filtering = config.settings.filtering
+        if filtering is not None and filtering.when_short == "train":
+            wanted = min(wanted, self.collected)
+        require_counts({
+            "steps": (config.steps, self.steps), "prompts trained": (wanted, self.trained),
+            "prompts collected": (wanted, self.collected), "prompts drawn": (cursor, self.drawn),
+            "prompts that were drawn and trained on, dropped or left": (self.drawn, ended),
+        })  # fmt: skip
+        names = ("drawn", "trained", "filtered", "surplus", "failed", "too_old")
+        return {"steps": float(self.steps), **{f"prompts_{name}": float(getattr(self, name)) for name in names}}
