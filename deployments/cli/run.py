@@ -67,7 +67,11 @@ def plan(
         store = open_store(store_url())
         store.reach()
         repository = ArtifactRepository(store)
-    answers = [*checked.ask_servers(repository), *checked.call_functions(repository)]
+    answers = [
+        *checked.ask_servers(repository),
+        *checked.call_functions(repository),
+        *checked.check_answers(repository),
+    ]
     earlier: list[Manifest] = []
     planned = planned_nodes(checked, repository, earlier)
     costs = _estimates(checked, planned, earlier)

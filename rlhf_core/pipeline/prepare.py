@@ -18,6 +18,7 @@ from rlhf_core.graph.outline import outline
 from rlhf_core.graph.rerun import Rerun
 from rlhf_core.preflight.calls import call_functions
 from rlhf_core.preflight.effects import effect_notes
+from rlhf_core.preflight.known_answers import check_answers
 from rlhf_core.preflight.look import Seen, look
 from rlhf_core.preflight.rounds import check_round
 from rlhf_core.preflight.servers import ask_servers
@@ -59,6 +60,10 @@ class Checked:
     def call_functions(self, repository: ArtifactRepository | None) -> list[str]:
         """Call the functions of nodes to be computed; see preflight/calls.py."""
         return call_functions(self.graph, self.loaded.recipe.data, self.seen.samples, self.loaded.root, repository)
+
+    def check_answers(self, repository: ArtifactRepository | None) -> list[str]:
+        """Compare rewards of nodes to be computed on known answers; see preflight/known_answers.py."""
+        return check_answers(self.graph, self.loaded.recipe.data, self.seen.samples, self.loaded.root, repository)
 
     def require_single_run(self) -> None:
         """Raise RecipeError for a loop: its rounds are counted, and their prompts are used once."""
@@ -130,7 +135,7 @@ def prepare(
     call_functions: bool = True,
 ) -> Prepared:
     """Run `check`, probe the store at the URL `store`, or the environment's, query the reward servers of nodes to be
-    computed, and call their functions unless `call_functions` is false.
+    computed, and call their functions and compare their rewards on known answers unless `call_functions` is false.
 
     pins: path in the store with the versions of aliases, branches and files at the first start of a run, or a round,
     for its retries; empty: none.
@@ -146,7 +151,7 @@ def prepare(
     repository = ArtifactRepository(opened)
     notes = [*checked.notes, *checked.ask_servers(repository)]
     if call_functions:
-        notes += checked.call_functions(repository)
+        notes += [*checked.call_functions(repository), *checked.check_answers(repository)]
     return Prepared(
         checked.loaded, checked.graph, checked.left_out, checked.seen, notes, checked.start,
         opened, repository,

@@ -158,9 +158,9 @@ def _value(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
         shown = dict.fromkeys(_value(option, definitions) for option in options)
         return " or ".join(sorted(shown, key=lambda text: text == "none"))
     if "enum" in schema:
-        return ", ".join(f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in schema["enum"])
+        return ", ".join(f"`{_written(value)}`" for value in schema["enum"])
     if "const" in schema:
-        return f"`{schema['const']}`"
+        return f"`{_written(schema['const'])}`"
     match schema.get("type"):
         case "array":
             inner = schema.get("items") or schema["prefixItems"][0]
@@ -171,6 +171,11 @@ def _value(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
             return f"name → {_value(inner, definitions)}" if isinstance(inner, dict) else "mapping"
         case kind:
             return _scalar(str(kind), schema)
+
+
+def _written(value: Any) -> str:
+    """Return a value as YAML writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _scalar(kind: str, schema: dict[str, Any]) -> str:

@@ -45,6 +45,10 @@ class Verifier:
             values += tolerated(share, 1, self._values, index, completion, row)
         return checked_result(values, len(completions), self._name, share)
 
+    def finds_an_answer(self, completion: str) -> bool:
+        """Return whether the pattern finds an answer, right or wrong, in a completion."""
+        return self._answer(completion) is not None
+
     def close(self) -> None:
         self._scorer.close()
 

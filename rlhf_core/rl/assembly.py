@@ -27,6 +27,7 @@ from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import StageError
 from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor
 from rlhf_core.rewards import TrajectoryReward, open_rewards
+from rlhf_core.rewards.known_answers import Asked, require_known_answers
 from rlhf_core.rewards.model import RewardReader
 from rlhf_core.rewards.templates import hint_of
 from rlhf_core.rl.async_collector import AsyncCollector, BetweenReplies
@@ -116,6 +117,8 @@ def _read(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, 
     reward_models = read_reward_models(settings.model_rewards, f"{config.block}.rewards", inputs, longest)
     algorithm = build_algorithm(config)
     driver_rewards = stack.enter_context(open_rewards(settings.driver_rewards, context))
+    asked = [Asked(f"row {prompt.id}", prompt.text, prompt.row) for prompt in fitted.rows]
+    require_known_answers(settings.driver_rewards, driver_rewards, asked, f"{config.block}.rewards")
     monitors = stack.enter_context(open_rewards(config.monitors, context))
     held_out = {
         name: HeldOut(each, held_out_prompts[name], stack.enter_context(open_rewards(each.scorers, context)))

@@ -27,6 +27,7 @@ from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise, unif
 from rlhf_core.models.folders.folder import stored_dtype
 from rlhf_core.models.vision import RowImages, open_processor
 from rlhf_core.rewards import open_rewards
+from rlhf_core.rewards.known_answers import Asked, require_known_answers
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.stages.cluster import Cluster, EngineSpec
 from rlhf_core.stages.partial_rows import PartialRows
@@ -55,6 +56,8 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
             raise StageError("the dataset has no prompts to evaluate on")
         require_seen_by_all((prompt.row for prompt in prompts), config.text_readers_of)
         scorers = stack.enter_context(open_rewards(config.scorers, context))
+        asked = [Asked(f"row {prompt.id}", prompt.text, prompt.row) for prompt in prompts]
+        require_known_answers(config.scorers, scorers, asked, "scorers")
 
         @cache
         def rollouter() -> Rollouter:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.base import Reads, operational, since_default
 from rlhf_core.config.engines.placement import ModelPlacement, require_others
@@ -69,6 +69,15 @@ class Scorer(RewardConfig):
         return False
 
 
+ANSWER_PLACE = "{answer}"
+
+
+def _has_an_answer(text: str) -> str:
+    if ANSWER_PLACE not in text:
+        raise ValueError(f"{text[:80]!r} must have {ANSWER_PLACE}, where the row's answer is written")
+    return text
+
+
 class TextReward(CompletionReward, Scorer):
     """A reward of the text of completions. Its implementation is a rewards.base.Reward."""
 
@@ -77,6 +86,12 @@ class TextReward(CompletionReward, Scorer):
         default=0.0,
         description="share of a step's completions that may fail to get this reward; their prompts are dropped from "
         "the step and counted",
+    )
+    check: Literal[False] | Annotated[str, AfterValidator(_has_an_answer)] | None = operational(
+        None,
+        description=f"a right completion, in which {ANSWER_PLACE} is the row's `answer`: with another row's answer it "
+        "must be worth less, before anything is trained; none: usual forms, which a verifier must tell apart; false: "
+        "not checked",
     )
 
 
