@@ -81,7 +81,7 @@ def ours(root: Path, processes: int, last: str) -> None:
         from rlhf_core.stages.dataset import run
         from rlhf_core.supervised.encoding import fit_examples
         from rlhf_core.supervised.examples import divide
-        from rlhf_core.supervised.loop import step_indices
+        from rlhf_core.supervised.schedule import step_indices
         from rlhf_core.supervised.sft import document_examples, pack_sequences
 
     with tempfile.TemporaryDirectory(dir=root) as work:

@@ -21,7 +21,7 @@ from benchmarks.supervised_workload import COMPLETIONS, LEARNING_RATES, MARKS, S
 from benchmarks.trl_trainers import StepTimer
 from benchmarks.word_models import tokenizer
 from benchmarks.workload import Result, answer
-from rlhf_core.supervised.loop import shuffled
+from rlhf_core.supervised.schedule import shuffled
 
 
 @dataclass

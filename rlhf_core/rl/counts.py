@@ -35,18 +35,21 @@ class PromptCounts:
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def proven(self, config: RLConfig, *, cursor: int, in_flight: int = 0) -> dict[str, float]:
-        """Return the counts as metrics. cursor: of the prompts; in_flight: those that no step has taken yet.
+    def proven(self, config: RLConfig, *, cursor: int, in_flight: int | None = None) -> dict[str, float]:
+        """Return the counts as metrics. cursor: of the prompts; in_flight: those that no step has taken; None: steps
+        take all that they draw.
 
         Raises StageError unless each step was trained on as many prompts as it needs, and no prompt was lost.
         """
         if not self.known:
             return {}
-        ended = self.collected + self.filtered + self.surplus + self.failed + self.too_old + in_flight
+        ended = self.collected + self.filtered + self.surplus + self.failed + self.too_old + (in_flight or 0)
         wanted = config.steps * config.prompts_per_step
         filtering = config.settings.filtering
         if filtering is not None and filtering.when_short == "train":
             wanted = min(wanted, self.collected)
+        if filtering is None and in_flight is None:
+            wanted -= self.failed  # nothing replaces them
         require_counts({
             "steps": (config.steps, self.steps), "prompts trained": (wanted, self.trained),
             "prompts collected": (wanted, self.collected), "prompts drawn": (cursor, self.drawn),

@@ -17,7 +17,7 @@ from typing import Any, Self
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.config.stages.checkpoint import PartialResultsConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.errors import IntegrityError, PreemptedError, StoppedError
+from rlhf_core.errors import IntegrityError, PreemptedError, StoppedError, StoreError
 from rlhf_core.system.stopping import STOPS
 
 _MOST_BYTES = 1 << 26  # of parts that wait in memory for the next checkpoint
@@ -50,7 +50,7 @@ class PartialRows:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Store what waits, unless the stage is done."""
         if isinstance(error, Exception | KeyboardInterrupt | SystemExit):
-            self._store()
+            self._store_at_the_end()
 
     def rows(self, part: str, compute: Callable[[], list[Any]]) -> list[Any]:
         """Return the rows of a part, JSON values: those that are kept, or else those that `compute` returns.
@@ -79,7 +79,7 @@ class PartialRows:
         try:
             content, count = compute()
         except (Exception, KeyboardInterrupt, SystemExit):
-            self._store()  # now: it may take the rest of the time of a stop to end engines
+            self._store_at_the_end()  # now: it may take the rest of the time of a stop to end engines
             raise
         self._waiting[part] = content
         self._kept += count
@@ -97,6 +97,13 @@ class PartialRows:
         waited = (time.monotonic() - self._last_time) / 60
         if waited >= self._config.every_minutes or sum(map(len, self._waiting.values())) >= _MOST_BYTES:
             self._store()
+
+    def _store_at_the_end(self) -> None:
+        """Write a checkpoint, unless the store fails: what ends the stage is the error to be reported."""
+        try:
+            self._store()
+        except StoreError as error:
+            print(f"the complete rows could not be stored: {error}", flush=True)
 
     def _store(self) -> None:
         """Write a checkpoint of the parts that wait, if any: not beside another job that computes the same."""

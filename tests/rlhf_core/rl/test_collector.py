@@ -36,11 +36,14 @@ class Answered:
     def __init__(self) -> None:
         self.calls: list[int] = []
         self.fails = False
+        self.failing = 0  # further calls, of more than one completion's group
 
     def __call__(self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Any]) -> RewardResult:
         self.calls.append(len(completions))
         scores = [float(c.startswith("r")) for c in completions]
-        failures = {0: "why"} if self.fails else {}
+        some_fail = self.failing > 0 and len(completions) > 4
+        self.failing -= some_fail
+        failures = {0: "why"} if self.fails or some_fail else {}
         return RewardResult([2 * score for score in scores], list(scores), failures=failures)
 
     def close(self) -> None: ...
@@ -167,6 +170,15 @@ def test_a_resumed_run_has_the_counts_of_one_that_was_not_stopped() -> None:
     resumed.collector.load_state_dict(json.loads(json.dumps(stopped.collector.state_dict())))
     trained_for(resumed, 5)
     assert resumed.collector.proven() == whole.collector.proven()
+
+
+def test_prompts_that_fail_are_replaced_where_steps_have_rounds() -> None:
+    without, with_rounds = Setup([MIXED] * 3, wanted=2), Setup([MIXED] * 3, wanted=2, max_rounds=9)
+    for setup, trained in ((without, 9), (with_rounds, 18)):
+        setup.judge.failing = 9  # of the first completion of a call
+        trained_for(setup, 9)
+        counts = setup.collector.proven()
+        assert (counts["prompts_trained"], counts["prompts_failed"]) == (trained, 9)
 
 
 def test_prompts_that_are_lost_are_an_error() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.config.stages.checkpoint import PartialResultsConfig
-from rlhf_core.errors import PreemptedError, RewardError, StoppedError
+from rlhf_core.errors import PreemptedError, RewardError, StoppedError, StoreError
 from rlhf_core.stages.partial_rows import PartialRows
 from rlhf_core.system.stopping import STOPS, Stop
 from tests.rlhf_core.stages.context import LocalContext
@@ -114,6 +115,17 @@ def test_a_job_that_lost_its_lease_stores_nothing(tmp_path: Path) -> None:
     STOPS.superseded = True
     interrupted(context, SELDOM, KeyboardInterrupt())
     assert context.checkpoints.newest_step() is None
+
+
+def test_the_error_of_the_stage_is_reported_where_the_store_fails_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreError("the store is gone")
+
+    monkeypatch.setattr(Checkpoints, "commit", fail)
+    interrupted(LocalContext(tmp_path), SELDOM, RewardError("the judge is gone"))
+    assert "the complete rows could not be stored: the store is gone" in capsys.readouterr().out
 
 
 def test_settings_that_keep_nothing(tmp_path: Path) -> None:
