@@ -26,7 +26,7 @@ class TrackerConfig(TypedConfig):
 @dataclass(frozen=True, slots=True)
 class TrackerEntry:
     config: type[TrackerConfig]
-    # "package.module:Class" of a tracking.tracker.Sink, made by `of(config, folder, about)`; imported where metrics are
+    # "package.module:Class" of a tracking.sink.Sink, made by `of(config, folder, about)`; imported where metrics are
     # logged
     implementation: str
 

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Self
 
 from rlhf_core.config.tracking import TRACKERS, TrackingConfig
 from rlhf_core.errors import reason_of
 from rlhf_core.system.stopping import STOPS
 from rlhf_core.tracking.protocol import METRICS_FILE, TRACKING_FOLDER
+from rlhf_core.tracking.sink import About, Sink
+from rlhf_core.tracking.tensorboard import TensorBoard
+from rlhf_core.tracking.weights_and_biases import WeightsAndBiases
 
 OTHERS = "others"  # the folder of trackers of plugins, one in it for each
-
-
-class Sink(Protocol):
-    """A destination of metrics. One of a plugin is made by `of(config, folder, about)`, with an empty folder."""
-
-    def log(self, step: int, unix_time: float, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Tracker:
@@ -127,16 +120,6 @@ class Tracker:
         return sinks
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """The stage whose metrics a tracker gets."""
-
-    name: str  # the recipe's node
-    run_id: str
-    key: str
-    config: Mapping[str, Any]
-
-
 @contextmanager
 def _until_a_stop(sink: Sink) -> Iterator[None]:
     """Drop errors of `sink` once the job is to stop: the signal ended the sink's own processes too, and must not cost
@@ -148,61 +131,6 @@ def _until_a_stop(sink: Sink) -> Iterator[None]:
         if STOPS.requested is None:
             raise
         print(f"{type(sink).__name__} has ended with the stop of the job: {reason_of(error)}", flush=True)
-
-
-class TensorBoard:
-    """Event files, written by TensorBoard's own writer: that of torch would load torch into every job."""
-
-    def __init__(self, folder: Path):
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._writer = EventFileWriter(str(folder))
-
-    def log(self, step: int, unix_time: float, metrics: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.add_event(Event(step=step, wall_time=unix_time, summary=Summary(value=values)))
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class WeightsAndBiases:
-    """Online if there is a key, else offline: `wandb sync` uploads the artifact's folder `wandb` later."""
-
-    def __init__(self, folder: Path, project: str, about: About):
-        import wandb
-
-        # An explicit WANDB_MODE takes precedence. Without it, a job must not wait for someone to enter a key.
-        mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
-        settings = wandb.Settings(
-            mode=mode,  # type: ignore[arg-type]  # wandb rejects a wrong WANDB_MODE
-            silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True,
-            x_disable_machine_info=True, x_save_requirements=False,
-        )  # fmt: skip
-        start: dict[str, Any] = {
-            "project": project, "name": about.name, "group": about.run_id or None, "config": dict(about.config),
-            "tags": [about.key[:12]], "dir": os.environ.get("WANDB_DIR", str(folder)),
-        }  # fmt: skip
-        try:
-            self._run = wandb.init(**start, settings=settings)
-        except wandb.errors.Error as error:
-            # An unreachable tracker must not end the training.
-            print(f"Weights & Biases cannot be reached, this run is logged offline: {error}", flush=True)
-            self._run = wandb.init(**start, settings=settings.model_copy(update={"mode": "offline"}))
-        # The metrics of one step may arrive in several calls, and a later call may be about an earlier step.
-        self._run.define_metric("*", step_metric="step")
-
-    def log(self, step: int, unix_time: float, metrics: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **metrics})
-
-    def close(self) -> None:
-        import wandb
-
-        self._run.finish()
-        wandb.teardown()  # `finish` returns before the file is complete
 
 
 def _number(name: str, value: Any) -> float:

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from rlhf_core.config.tracking import TrackerConfig, TrackerEntry
-from rlhf_core.tracking.tracker import About
+from rlhf_core.tracking.sink import About
 
 
 class CSVConfig(TrackerConfig):
