@@ -23,7 +23,7 @@ from tasks.job_request import JobRequest, id_prefix
 from tasks.ray_jobs import JobWatcher, RayJobs
 
 # Variables of the submitter that every job needs: to reach the store, the trackers and the hub.
-_FORWARDED = ("AWS_", "WANDB_", "HF_")
+_FORWARDED = ("AWS_", "WANDB_", "MLFLOW_", "HF_")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ NAME_VARIABLE = "ALIGNMENT_FORWARDED"  # in the job's environment: the name of i
 
 _HEADER = b"# variables of a job\n"  # Ray quotes the first 15 bytes of a value that it cannot store
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|SIGNATURE|HEADER", re.IGNORECASE)
-_STANDARD = ("AWS_", "HF_", "WANDB_")  # other variables are named by the recipe: a URL or a header
+_STANDARD = ("AWS_", "HF_", "MLFLOW_", "WANDB_")  # other variables are named by the recipe: a URL or a header
 # Settings of the hub's library, which are read when it is imported, and our own.
 _HARMLESS = ("HF_HUB_", "HF_HOME", "HF_ENDPOINT", "HF_DATASETS_", "ALIGNMENT_")
 _SHORTEST_SECRET = 6  # characters; a shorter one would also redact other text

@@ -39,6 +39,7 @@ from rlhf_core.stages.table import STAGES
 from rlhf_core.system.scratch import scratch_folder
 from rlhf_core.system.stopping import STOPS
 from rlhf_core.tracking.progress import ProgressReporter
+from rlhf_core.tracking.protocol import SAMPLES_FILE
 from rlhf_core.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def _compute(
             actors = (cluster(),) if stage.runs == "actors" else ()
             output: Output = resolve_name(stage.entry)(config, inputs, context, *actors)
             seconds = lease.earlier_seconds + time.monotonic() - began
+            tracker.log_samples(output.folder / SAMPLES_FILE)
         _check_output(stage, output)
         if output.kind in (Kind.BASE_MODEL, Kind.POLICY):
             write_ends_of_turn(output.folder)

@@ -8,7 +8,11 @@ from typing import Any, Protocol
 
 
 class Sink(Protocol):
-    """A destination of metrics. One of a plugin is made by `of(config, folder, about)`, with an empty folder."""
+    """A destination of metrics. One of the table is made by `of(config, folder, about)`, with an empty folder.
+
+    It gets all lines of the stage from the first, also in a job that resumes: one that continues what a killed job sent
+    leaves out as many lines as arrived.
+    """
 
     def log(self, step: int, unix_time: float, metrics: Mapping[str, float]) -> None: ...
 
@@ -23,3 +27,4 @@ class About:
     run_id: str
     key: str
     config: Mapping[str, Any]
+    computation: str  # that of a job and of those that resume it, which continue one run of a tracker

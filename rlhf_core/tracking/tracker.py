@@ -1,13 +1,15 @@
-"""Logs the metrics of a stage: always to metrics.jsonl, optionally to Weights & Biases and TensorBoard."""
+"""Logs the metrics of a stage: always to metrics.jsonl, optionally to other trackers."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from pkgutil import resolve_name
 from types import TracebackType
@@ -36,10 +38,11 @@ class Tracker:
     ):
         self.folder = folder
         self._settings = settings
-        self._about = About(name=name, run_id=run_id, key=key, config=config)
+        self._name, self._run_id, self._key, self._config = name, run_id, key, config
         folder.mkdir(parents=True, exist_ok=True)
         self._file: IO[str] = (folder / METRICS_FILE).open("w", encoding="utf-8")
         self._sinks: list[Sink] | None = None
+        self._wandb: WeightsAndBiases | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one line: the step, the time in UNIX seconds, and the metrics.
@@ -56,10 +59,20 @@ class Tracker:
 
     def _send(self, step: int, unix_time: float, metrics: Mapping[str, float]) -> None:
         if self._sinks is None:
-            self._sinks = list(self._start_sinks())
+            self._sinks = self._start_sinks(self._about(unix_time))
         for sink in self._sinks:
             with _until_a_stop(sink):
                 sink.log(step, unix_time, metrics)
+
+    def log_samples(self, file: Path) -> None:
+        """Show the first lines of an evaluation's samples in a table of Weights & Biases, if the settings ask for it.
+
+        file: may be missing.
+        """
+        if self._wandb is None or not self._settings.wandb_samples or not file.is_file():
+            return
+        with file.open(encoding="utf-8") as lines, _until_a_stop(self._wandb):
+            self._wandb.log_samples([json.loads(line) for line in islice(lines, self._settings.wandb_samples)])
 
     def logged(self) -> bytes:
         """Return the lines written so far."""
@@ -108,16 +121,25 @@ class Tracker:
     ) -> None:
         self.close()
 
-    def _start_sinks(self) -> list[Sink]:
+    def _about(self, first_line: float) -> About:
+        """first_line: its time, which a job that resumes takes over."""
+        computation = hashlib.sha256(f"{self._key} {first_line}".encode()).hexdigest()[:32]
+        return About(self._name, self._run_id, self._key, self._config, computation)
+
+    def _start_sinks(self, about: About) -> list[Sink]:
         sinks: list[Sink] = []
         if self._settings.tensorboard:
             sinks.append(TensorBoard(self.folder / "tensorboard"))
         if self._settings.wandb:
-            sinks.append(WeightsAndBiases(self.folder, self._settings.wandb_project, self._about))
+            sinks.append(self._start_wandb(about))
         for name, config in self._settings.others.items():
             (folder := self.folder / OTHERS / name).mkdir(parents=True)
-            sinks.append(resolve_name(TRACKERS[config.type].implementation).of(config, folder, self._about))
+            sinks.append(resolve_name(TRACKERS[config.type].implementation).of(config, folder, about))
         return sinks
+
+    def _start_wandb(self, about: About) -> WeightsAndBiases:
+        self._wandb = WeightsAndBiases(self.folder, self._settings, about)
+        return self._wandb
 
 
 @contextmanager

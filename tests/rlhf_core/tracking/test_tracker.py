@@ -125,3 +125,43 @@ def test_wandb_without_a_key_keeps_an_offline_run(tmp_path: Path, monkeypatch: p
     tracker.keep(tmp_path / "artifact")
     (file,) = (tmp_path / "artifact" / "tracking" / "wandb").rglob("*.wandb")
     assert b"loss" in file.read_bytes()
+
+
+@pytest.mark.parts
+def test_wandb_has_the_teams_names_a_table_and_one_run_for_what_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    settings = TrackingConfig(
+        tensorboard=False, wandb_entity="team-e", wandb_group="group-g", wandb_name="name-n", wandb_tags=("tag-t",),
+        wandb_samples=1,
+    )  # fmt: skip
+    completion = {"text": "four-completion", "scores": {"exact": 1.0}, "tokens": 1, "finish_reason": "stop"}
+    samples = [{"id": n, "prompt": f"prompt-{n}", "answer": "4", "completions": [completion]} for n in range(2)]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+
+    def of(name: str) -> Tracker:
+        return Tracker(tmp_path / name, settings, name="sft", run_id="run-1", key="a" * 64, config={"epochs": 1})
+
+    first = of("first")
+    first.log(1, {"loss": 0.5})
+    kept = first.logged()
+    first.close()
+    with of("resumed") as resumed:
+        resumed.restore(kept)
+        resumed.log_samples(tmp_path / "samples.jsonl")
+        resumed.log_samples(tmp_path / "none.jsonl")
+    (run,) = (tmp_path / "first" / "wandb").glob("offline-run-*/*.wandb")
+    (same,) = (tmp_path / "resumed" / "wandb").glob("offline-run-*/*.wandb")
+    assert same.name == run.name  # with the run's id, by which a resumed online run is found
+    content = run.read_bytes()
+    assert all(word in content for word in (b"team-e", b"group-g", b"name-n/sft", b"tag-t", b"a" * 12))
+    (table,) = (tmp_path / "resumed" / "wandb").rglob("*.table.json")
+    row = [0, "prompt-0", "4", "four-completion", "{'exact': 1.0}", "stop"]
+    assert json.loads(table.read_text())["data"] == [row]
+
+
+def test_settings_of_wandb_have_its_limits() -> None:
+    for setting, value in (("wandb_name", "n" * 129), ("wandb_entity", "a/b"), ("wandb_tags", ["t" * 65])):
+        with pytest.raises(ValueError, match="up to"):
+            TrackingConfig.model_validate_json(json.dumps({setting: value}))
