@@ -10,11 +10,12 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from pydantic import Field
 
+from flows.notifications import notify_failure
 from flows.rounds import run_rounds
 from flows.running import Row, stop_jobs
 
 
-@flow(name="iterative-dpo", on_cancellation=[stop_jobs])
+@flow(name="iterative-dpo", on_cancellation=[stop_jobs], on_failure=[notify_failure], on_crashed=[notify_failure])
 def iterative_dpo(
     recipe: str = "tiny-loop",
     overrides: list[str] = [],  # noqa: B006  Prefect copies it

@@ -7,10 +7,11 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
+from flows.notifications import notify_failure
 from flows.running import Row, run_recipe, stop_jobs
 
 
-@flow(name="stage", on_cancellation=[stop_jobs])
+@flow(name="stage", on_cancellation=[stop_jobs], on_failure=[notify_failure], on_crashed=[notify_failure])
 def stage(node: str, recipe: str = "tiny", overrides: list[str] = []) -> list[Row] | State[Any]:  # noqa: B006  Prefect copies it
     """Compute one stage, unless the store has its result. Returns its row of the table.
 

@@ -20,7 +20,7 @@ _PREFIXES = (
 )  # fmt: skip
 _NAMES = frozenset({"HOME", "PATH", "TMPDIR", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
 _OF_UP_ITSELF = frozenset({"ALIGNMENT_STACK_DIR", "ALIGNMENT_STACK_SERVICE", "ALIGNMENT_STACK_TIMEOUT"})
-_SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|AUTH_STRING|HEADER", re.IGNORECASE)
+_SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|AUTH_STRING|HEADER|WEBHOOK", re.IGNORECASE)
 _PASSWORD_IN_URL = re.compile(r"//[^/@\s]*@")
 # They depend on the memory that was free, and on variables that are compared by themselves.
 _VARYING_FLAGS = re.compile(r'"--(object-store-memory|num-cpus)=[^"]*"')

@@ -16,13 +16,13 @@ _NO_SIGN = re.compile(r"\W", re.ASCII)
 
 
 class RayMetrics:
-    """Gauges `ray_alignment_METRIC`, with the labels `node`, of the recipe, and `stage_key`, of the stage.
+    """Gauges `ray_alignment_METRIC`, with the labels `stage`, the node of the recipe, and `stage_key`.
 
     Ray exports those of a process that is connected to a cluster, as jobs are whose stage computes in actors.
     """
 
     def __init__(self, about: About):
-        self._labels = {"node": about.name, "stage_key": about.key[:12]}
+        self._labels = {"stage": about.name, "stage_key": about.key[:12]}
         self._gauges: dict[str, Gauge] = {}
 
     @classmethod

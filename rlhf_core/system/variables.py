@@ -130,6 +130,10 @@ def _one_of(*values: str) -> Callable[[str], str]:
     return lambda text: "" if text in values else f"set it to {' or '.join(values)}, or unset it"
 
 
+def _url(text: str) -> str:
+    return "" if text.startswith(("http://", "https://")) else "set it to an http(s) URL, or unset it"
+
+
 def _token(text: str) -> str:
     if all("!" <= sign <= "~" for sign in text.strip()):
         return ""
@@ -155,6 +159,7 @@ VARIABLES: Mapping[str, Variable] = {
     "ALIGNMENT_STORE": Variable(store_problem),
     "ALIGNMENT_WARM": Variable(_one_of("0", "1")),
     "ALIGNMENT_WARM_SOCKET": Variable(_socket),
+    "ALIGNMENT_WEBHOOK": Variable(_url, secret=True),
     "ALIGNMENT_WORKDIR": Variable(_folder),
     # Set by the system itself, for its own processes.
     "ALIGNMENT_FORWARDED": Variable(lambda text: ""),

@@ -117,20 +117,29 @@ class MLflow:
             "filter": f"tags.{_COMPUTATION} = '{self._about.computation}'",
             "max_results": 1,
         }
-        for run in self._post("runs/search", wanted).get("runs", []):
-            run_id: str = run["info"]["run_id"]
-            tags = {tag["key"]: tag["value"] for tag in run["data"].get("tags", [])}
+        found = self._post("runs/search", wanted).get("runs", [])
+        run = found[0] if found else self._start(experiment)
+        run_id: str = run["info"]["run_id"]
+        arrived = int({tag["key"]: tag["value"] for tag in run["data"].get("tags", [])}.get(_LINES, 0))
+        if arrived:
             self._post("runs/update", {"run_id": run_id, "status": "RUNNING"})
-            return run_id, int(tags.get(_LINES, 0))
-        tags = {_COMPUTATION: self._about.computation, "alignment_key": self._about.key,
-                "alignment_run": self._about.run_id}  # fmt: skip
-        start = {"experiment_id": experiment, "run_name": self._about.name, "start_time": int(time.time() * 1000),
-                 "tags": [{"key": key, "value": value} for key, value in tags.items() if value]}  # fmt: skip
-        run_id = self._post("runs/create", start)["run"]["info"]["run_id"]
+            return run_id, arrived
         settings = [{"key": key, "value": str(value)[:_LONGEST_VALUE]} for key, value in _flat(self._about.config)]
         for first in range(0, len(settings), _AT_ONCE):
             self._post("runs/log-batch", {"run_id": run_id, "params": settings[first : first + _AT_ONCE]})
         return run_id, 0
+
+    def _start(self, experiment: str) -> dict[str, Any]:
+        about = self._about
+        tags = {_COMPUTATION: about.computation, "alignment_key": about.key, "alignment_run": about.run_id}
+        start = {
+            "experiment_id": experiment,
+            "run_name": about.name,
+            "start_time": int(time.time() * 1000),
+            "tags": [{"key": key, "value": value} for key, value in tags.items() if value],
+        }
+        run: dict[str, Any] = self._post("runs/create", start)["run"]
+        return run
 
     def _experiment_id(self) -> str:
         answer = self._client.get("experiments/get-by-name", params={"experiment_name": self._experiment})

@@ -5,9 +5,10 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
+from flows.notifications import notify_failure
 from flows.running import Row, run_recipe, stop_jobs
 
 
-@flow(name="few", on_cancellation=[stop_jobs])
+@flow(name="few", on_cancellation=[stop_jobs], on_failure=[notify_failure], on_crashed=[notify_failure])
 def few(recipe: str, nodes: list[str]) -> list[Row] | State[Any]:
     return run_recipe(recipe, [], only=nodes)

@@ -129,6 +129,9 @@ def test_a_setting_changes_its_stage_and_what_follows(folder: Folder, override: 
         "rl.engine.gradient_checkpointing=selective",
         "sft.log_every=1",
         "tracking.wandb=false",
+        "tracking.others={live: {type: mlflow}}",
+        "notify={webhook: TEAM_WEBHOOK, form: slack, on: [failed]}",
+        "notify=null",
         "description=other words",
         "rl.ppo.clip_low=0.1",  # the block of an algorithm that was not chosen
         "rl.ppo=null",

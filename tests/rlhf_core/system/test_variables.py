@@ -36,6 +36,7 @@ WRONG = {
     "ALIGNMENT_STORE": "gs://bucket",
     "ALIGNMENT_WARM": "no",
     "ALIGNMENT_WARM_SOCKET": "warm.sock",
+    "ALIGNMENT_WEBHOOK": "two words",
     "ALIGNMENT_WORKDIR": "work",
 }  # fmt: skip
 OWN = {"ALIGNMENT_FORWARDED", "ALIGNMENT_STACK_SERVICE", "ALIGNMENT_TRY_TERMINAL"}  # set by the system itself
@@ -66,7 +67,7 @@ def test_a_wrong_value_is_refused_by_the_first_command(
     monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no stack"))
     monkeypatch.setenv(name, WRONG[name])
     done = CliRunner().invoke(app, [command])
-    shown = "" if name == "ALIGNMENT_SERVE_TOKEN" else f" is `{WRONG[name]}`"
+    shown = "" if name in ("ALIGNMENT_SERVE_TOKEN", "ALIGNMENT_WEBHOOK") else f" is `{WRONG[name]}`"
     assert (done.exit_code, done.output.count("\n")) == (1, 1), done.output
     assert done.output.startswith(f"error: {name}{shown}: ")
     assert ("words" in done.output) is False
