@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -21,14 +21,14 @@ from flows.running import CANCELLED, Row, compute, conclude
 from rlhf_core.artifacts.leases import Holder
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
+from rlhf_core.artifacts.store import Store
 from rlhf_core.config.notify import Event
 from rlhf_core.errors import NothingLeftError, StageError
 from rlhf_core.graph.round_drafting import PROMPTS, ROUND
 from rlhf_core.pipeline.prepare import Prepared, prepare, require_loop
 from rlhf_core.recipe.loading import load_recipe
+from rlhf_core.recipe.recipe import Recipe
 from rlhf_core.report.rounds import page
-
-_EVENT_OF_VERDICT: Mapping[str, Event] = {"accepted": "promoted", "refused": "refused"}
 
 
 def run_rounds(recipe: str, overrides: Sequence[str], rounds: int) -> list[Row] | State[Any]:
@@ -78,15 +78,18 @@ def _run_round(loop: Rounds, recipe: str, overrides: Sequence[str], run_id: str,
     else:
         end = _end(loop, prepared, run_id)
     get_run_logger().info("round %d: %s: %s", end.number, end.verdict, end.reason)
-    recipe = prepared.loaded.recipe
-    if end.verdict in _EVENT_OF_VERDICT:
-        notify(
-            _EVENT_OF_VERDICT[end.verdict], f"round {end.number}: {end.reason}", recipe.notify,
-            recipe=recipe.name, store=prepared.store, run_id=run_id, say=get_run_logger().warning,
-        )  # fmt: skip
+    notify_verdict(end, prepared.loaded.recipe, prepared.store, run_id, get_run_logger().warning)
     ends, title = loop.ends(), f"The rounds of {prepared.loaded.recipe.name}"
     create_table_artifact([_row(each) for each in ends], key="rounds", description=title)
     prepared.store.put(loop.page_path, page(prepared.repository, title, ends).encode())
+
+
+def notify_verdict(end: RoundEnd, recipe: Recipe, store: Store, run_id: str, say: Callable[[str], None]) -> None:
+    """Notify of a candidate that was promoted or refused; a round without one is no event."""
+    events: Mapping[str, Event] = {"accepted": "promoted", "refused": "refused"}
+    if end.verdict in events:
+        text = f"round {end.number}: {end.reason}"
+        notify(events[end.verdict], text, recipe.notify, recipe=recipe.name, store=store, run_id=run_id, say=say)
 
 
 def _end(loop: Rounds, prepared: Prepared, run_id: str) -> RoundEnd:

@@ -6,9 +6,10 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 import pytest
@@ -19,7 +20,10 @@ from prefect.states import Failed
 from flows import notifications
 from flows.alignment import alignment
 from flows.notifications import notify, notify_failure
+from flows.rounds import notify_verdict
+from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.rounds import RoundEnd, Verdict
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.notify import NotifyConfig
 from rlhf_core.errors import RecipeError
@@ -31,6 +35,7 @@ pytestmark = pytest.mark.parts
 
 RUN = "0d1b9f5e-8c0a-4c5e-9d54-0a8a3c1f2b6d"
 PATH = "/services/hidden-word"
+PROMPTS = ArtifactRef(stage="round_prompts", key="a" * 64)
 
 
 @dataclass
@@ -125,6 +130,20 @@ def test_a_webhook_that_fails_is_said_once_without_its_url(
     assert "hidden-word" not in sentence
     if failure == "status":
         assert "status code 404" in sentence
+
+
+def test_the_verdict_of_a_round_is_an_event(webhook: Webhook, store: Store) -> None:
+    recipe = load_recipe("tiny-loop").recipe
+    for number, verdict in enumerate(get_args(Verdict)):
+        end = RoundEnd(number=number, verdict=verdict, reason="why", record=None, candidate=None, prompts=PROMPTS,
+                       ended_at=datetime.now(UTC), run_id=RUN)  # fmt: skip
+        notify_verdict(end, recipe, store, RUN, print)
+    told = {message["event"]: message["text"] for message in webhook.messages}
+    verdicts = list(get_args(Verdict))
+    assert told == {
+        "promoted": f"round {verdicts.index('accepted')}: why",
+        "refused": f"round {verdicts.index('refused')}: why",
+    }
 
 
 def flow_run(recipe: str) -> FlowRun:

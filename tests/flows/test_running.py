@@ -1,15 +1,12 @@
 """The flow on a real Ray head and a real Prefect server, in a local store; the other files have S3."""
 
-import json
 import os
 import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler
 
 import pytest
-from prefect.blocks.system import Secret
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     ArtifactFilter,
@@ -27,7 +24,6 @@ from tasks.followers import Follower
 from tasks.job_request import id_prefix
 from tests.flows.conftest import NODES, Workplace
 from tests.flows.few import few
-from tests.services import http_server
 
 pytestmark = [pytest.mark.system, pytest.mark.parametrize("store_url", ["local"], indirect=True)]
 
@@ -208,27 +204,3 @@ def task_states(flow_run: FlowRun) -> dict[str, str | None]:
     of_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
     with get_client(sync_client=True) as client:
         return {run.name: run.state_name for run in client.read_task_runs(flow_run_filter=of_run)}
-
-
-def test_a_run_that_fails_says_so_at_the_webhook_of_a_secret_block(workplace: Workplace) -> None:
-    messages: list[dict[str, str]] = []
-
-    class Webhook(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with open(workplace.recipe, "a", encoding="utf-8") as recipe:
-        recipe.write("notify: {webhook_block: team-webhook}\n")
-    with http_server(Webhook) as url:
-        Secret(value=url).save("team-webhook", overwrite=True)
-        with pytest.raises(RecipeError):
-            few(workplace.recipe, ["no-such-node"])
-    (message,) = messages
-    assert (message["event"], message["recipe"], message["run"]) == ("failed", "few", str(newest_run().id))
-    assert message["text"].startswith("RecipeError: the recipe few has no node `no-such-node`")
-    assert message["page"].endswith(f"/runs/flow-run/{message['run']}")
