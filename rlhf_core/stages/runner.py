@@ -105,7 +105,7 @@ def _compute(
     lease.start(on_loss=_interrupt_job)
     with _workdir(spec) as folder, _stops_when_lost(lease), requiring(spec.plugins):
         tracker = Tracker(
-            folder / "tracking", TrackingConfig.model_validate(spec.tracking),
+            folder / "tracking", TrackingConfig.model_validate_json(json.dumps(spec.tracking)),
             name=spec.name, run_id=spec.run_id, key=spec.key, config=spec.config,
         )  # fmt: skip
         with tracker:
