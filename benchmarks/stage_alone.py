@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
+from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -31,6 +32,10 @@ class FolderContext:
     @property
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(LocalStore(self.workdir / "store"), ArtifactRef(stage=self.name, key=self.key))
+
+    @property
+    def live(self) -> LiveFiles:
+        return LiveFiles(LocalStore(self.workdir / "store"), ArtifactRef(stage=self.name, key=self.key))
 
     def fetch(self, ref: ArtifactRef) -> Input:
         return self.folders[ref.path]
