@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from deployments.cli import panels
 from deployments.cli.artifacts import ARTIFACT
 from deployments.cli.console import console
 from deployments.cli.signals import end_in_order
@@ -20,7 +21,7 @@ app = typer.Typer()
 _HUB, _GGUF = "hub:", "gguf:"
 
 
-@app.command()
+@app.command(rich_help_panel=panels.MODELS)
 def export(
     model: Annotated[str, ARTIFACT],
     to: Annotated[

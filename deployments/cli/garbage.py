@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from deployments.cli import panels
 from deployments.cli.console import console
 from deployments.cli.signals import end_in_order
 from deployments.cli.tables import size_text
@@ -29,7 +30,7 @@ _WHY_KEPT = {
 }
 
 
-@app.command(name="gc")
+@app.command(name="gc", rich_help_panel=panels.STORE)
 def gc_command(
     delete: Annotated[bool, typer.Option("--delete", help="delete it; else only say what would be deleted")] = False,
     keep: Annotated[
@@ -42,9 +43,9 @@ def gc_command(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="also say of each artifact why it is kept")] = False,
 ) -> None:
-    """Say what no alias, run, loop or job needs, and with --delete, delete it. Safe beside runs.
+    """Say what no alias, run, loop or job needs, and with --delete, delete it.
 
-    Artifacts that nothing needs, checkpoints of stages that did not end, and bytes that no artifact has. Objects of
+    Safe beside runs. Artifacts that nothing needs, checkpoints of stages that did not end, and bytes that no artifact has. Objects of
     others in the bucket stay.
     """
     times = parse_keep(keep or ())
