@@ -58,7 +58,7 @@ class WeightsAndBiases:
             for completion in sample["completions"][:1]
             for score in [str(completion["scores"])]
         ]
-        columns = ["id", "prompt", "answer", "completion", "scores", "finish_reason"]
+        columns: list[str | int] = ["id", "prompt", "answer", "completion", "scores", "finish_reason"]
         self._run.log({"samples": wandb.Table(columns=columns, data=rows, allow_mixed_types=True)})
 
     def close(self) -> None:
