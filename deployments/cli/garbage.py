@@ -45,8 +45,8 @@ def gc_command(
 ) -> None:
     """Say what no alias, run, loop or job needs, and with --delete, delete it.
 
-    Safe beside runs. Artifacts that nothing needs, checkpoints of stages that did not end, and bytes that no artifact has. Objects of
-    others in the bucket stay.
+    Safe beside runs. Artifacts that nothing needs go, checkpoints of stages that did not end, and bytes that no
+    artifact has. Objects of others in the bucket stay.
     """
     times = parse_keep(keep or ())
     store = open_store(store_url())

@@ -17,11 +17,14 @@ from deployments.ui.reading import NodeView, Run, StoreReader
 from rlhf_core.artifacts.aliases import ALIASES, Alias
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, LoggedSequence, LoggedStep
 from rlhf_core.errors import AlignmentError
+from rlhf_core.pipeline.compared_runs import read_compared_run
 from rlhf_core.report.content import Content, Difference
 from rlhf_core.report.formatting import main_metrics, number, visible
+from rlhf_core.report.run_diff import diff_runs
 
 _MOST_RUNS = 200  # of a page
 _MOST_COMPARED = 6
+_SAMPLES = 5  # prompts whose scores changed most, each way
 
 Where = Mapping[str, str]  # the parts of a page's path, by name
 Query = Mapping[str, str]
@@ -132,19 +135,25 @@ class Pages:
         return data
 
     def compare(self, where: Where, query: Query) -> str:
-        """Up to six runs: curves of stages of the same name in one chart, and the settings that differ."""
-        ids = query.get("run", "").split()[:_MOST_COMPARED]
-        runs = [self._run({"run": run_id}) for run_id in ids]
+        """Up to six runs: what differs and by how much, once all have ended, and curves of stages of the same name."""
+        runs = [self._run({"run": run_id}) for run_id in dict.fromkeys(query.get("run", "").split())][:_MOST_COMPARED]
+        ended = all(run.record is not None for run in runs)
+        repository = self._reader.repository
+        content = (
+            diff_runs([read_compared_run(repository, run.run_id) for run in runs], samples=_SAMPLES)
+            if ended and len(runs) > 1
+            else None
+        )
         curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
         for run in runs:
             for node in self._reader.nodes(run):
                 for name, points in self._reader.curves(node).items():
                     if "/" not in name and len(points) > 1:
-                        curves.setdefault(f"{node.name}: {name}", {})[f"{run.run_id[:8]} {run.name}"] = points
+                        curves.setdefault(f"{node.name}: {name}", {})[f"{run.name} {run.run_id[-8:]}"] = points
         shared = {title: lines for title, lines in curves.items() if len(lines) == len(runs)}
         return self._rendered(
-            "compare.html", title="Compare", runs=runs, charts=curve_charts(shared), settings=different_settings(runs),
-            headline=_headline_metric,
+            "compare.html", title="Compare", runs=runs, charts=curve_charts(shared), content=content,
+            headline=_headline_metric, names={run.run_id: f"{run.name} {run.run_id[-8:]}" for run in runs},
         )  # fmt: skip
 
     def models(self, where: Where, query: Query) -> str:
@@ -215,20 +224,6 @@ def tokens_of(sequence: LoggedSequence) -> list[dict[str, Any]]:
 def mean_advantage(completion: LoggedCompletion) -> float:
     values = [value for each in completion.sequences for value in each.advantages if value is not None]
     return fmean(values) if values else 0.0
-
-
-def different_settings(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the settings in which the recipes of the runs differ, by path, with the value of each run."""
-    flat = [dict(_flat(run.recipe)) for run in runs]
-    names = dict.fromkeys(name for settings in flat for name in settings)
-    values = {name: [settings.get(name) for settings in flat] for name in names}
-    return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
-
-
-def _flat(value: Any, at: str = "") -> list[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        return [pair for key, each in value.items() for pair in _flat(each, f"{at}.{key}" if at else str(key))]
-    return [(at, value)]
 
 
 def _results(content: Content | None) -> list[Difference]:

@@ -13,7 +13,7 @@ import pytest
 
 from deployments.ui.charts import curve_charts, grouped
 from deployments.ui.demo import write_demo
-from deployments.ui.pages import Pages, different_settings, tokens_of
+from deployments.ui.pages import Pages, tokens_of
 from deployments.ui.reading import StoreReader
 from deployments.ui.server import application
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
@@ -154,12 +154,16 @@ def test_damaged_documents_are_named_and_hide_no_other_run(browser: httpx.Client
     store.put(blob_path(damaged.sha256), kept)
 
 
-def test_compared_runs_show_the_settings_that_differ(browser: httpx.Client, store: LocalStore) -> None:
+def test_compared_runs_show_what_differs_and_by_how_much(browser: httpx.Client, store: LocalStore) -> None:
     runs = [run for run in StoreReader(ArtifactRepository(store), Path("unused")).runs() if run.name == "sums"]
-    assert different_settings(runs) == {"seed": [1, 0], "rl.grpo.optimizer.learning_rate": [0.002, 0.001]}
-    page = browser.get("/compare", params={"run": [run.run_id for run in runs]}).text
+    page = browser.get("/compare", params={"run": [run.run_id for run in reversed(runs)]}).text
+    row = re.search(r"<tr><td>rl.grpo.optimizer.learning_rate</td><td>(.*?)</td><td>(.*?)</td></tr>", page)
+    assert row is not None
+    assert row.groups() == ("0.001", "0.002")
+    assert re.search(r"scores [+-]0\.\d+ \([+-]0\.\d+ to [+-]0\.\d+\)\s+against sums \w{8}, by exact of greedy", page)
     assert "rl: reward" in page
-    assert "learning_rate" in page
+    live = browser.get("/compare", params={"run": [runs[0].run_id, "live"]})
+    assert "compared when all runs have ended" in live.text
 
 
 def test_curves_are_grouped_by_question_and_long_ones_thinned_to_their_last_point() -> None:
