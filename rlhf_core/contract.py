@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -57,6 +57,10 @@ class Stage:
         None where actors compute: several such jobs would each hold the CPUs that the actors of all wait for, for ever.
         """
         return float(config.job_processes) if self.runs == "job" else 0.0
+
+    def job_memory(self, config: StageConfig, inputs: Iterable[Manifest]) -> int:
+        """Return the bytes of host memory that its job reserves for its own process."""
+        return int(config.input_copies * sum(file.size for manifest in inputs for file in manifest.files))
 
     def reserves(self, config: StageConfig) -> Reservation:
         """Return the reservation of its job and its actors."""

@@ -67,8 +67,7 @@ def run_stage(
 def _memory(node: Node, repository: ArtifactRepository) -> int:
     """Return the bytes of host memory that the job's own process reserves."""
     inputs = [repository.manifest(ref) for ref in node.input_refs.values()] if node.config.input_copies else []
-    size = sum(file.size for manifest in inputs if manifest is not None for file in manifest.files)
-    return int(node.config.input_copies * size)
+    return node.stage.job_memory(node.config, (manifest for manifest in inputs if manifest is not None))
 
 
 def stop_jobs_of(run_id: str, store: Store, jobs: RayJobs) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -14,6 +15,7 @@ from rlhf_core.actors import forwarding
 from rlhf_core.config.plugins import require
 from rlhf_core.errors import AlignmentError, StageError, reason_of
 from rlhf_core.processes.lines import how_it_ended
+from rlhf_core.system.metering import METER, ProcessUse, gpu_joules, peak_device_bytes, peak_host_bytes, reset_peak
 from rlhf_core.system.scratch import remove_all
 
 CALL_SECONDS = 6 * 3600.0
@@ -44,25 +46,42 @@ def wait(what: str, calls: Mapping[Any, str], seconds: float = CALL_SECONDS) -> 
 class Actor:
     """Base of a job's actors: the first and the last call of each."""
 
+    _joules: Mapping[str, float] = MappingProxyType({})  # counters of its GPUs at its start
+
     def inherit(self, environment: Mapping[str, str], plugins: Mapping[str, str]) -> None:
         """Set the job's environment variables, which libraries read on import, and require its plugins.
 
         Called first: unpickling arguments of later calls imports both. Raises PluginError.
         """
+        reset_peak()
         forwarding.inherit(environment)
         require(plugins)
+        self._joules = gpu_joules(own_gpus())
 
-    def leave(self) -> None:
-        """Remove this process's temporary folders. Called last, by the function `leave`."""
+    def leave(self) -> ProcessUse:
+        """Return what this process has taken, and remove its temporary folders. Called last, by the function `leave`."""
+        joules = {gpu: now - self._joules[gpu] for gpu, now in gpu_joules(own_gpus()).items() if gpu in self._joules}
+        use = ProcessUse(peak_host_bytes(), peak_device_bytes(), joules)
         remove_all()
+        return use
 
 
-def leave(actors: Sequence[Any]) -> None:
-    """Call `leave` of `actors` before they are killed: a killed process does not remove its folders."""
+def leave(actors: Mapping[str, Any]) -> None:
+    """Call `leave` of `actors`, by name, before they are killed: a killed process does not remove its folders."""
     # On the second thread, since the first may hang; calls of a dead actor fail at once.
-    leaving = [actor.leave.options(concurrency_group=ASIDE).remote() for actor in actors]
-    if leaving:
-        ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS)
+    leaving = {actor.leave.options(concurrency_group=ASIDE).remote(): name for name, actor in actors.items()}
+    if not leaving:
+        return
+    left, _ = ray.wait(list(leaving), num_returns=len(leaving), timeout=_LEAVE_SECONDS)
+    for call in left:
+        if _failure(call) is None:
+            METER.ended(leaving[call], ray.get(call))
+
+
+def own_gpus() -> list[str]:
+    """Return the GPUs that Ray has given this actor, as in CUDA_VISIBLE_DEVICES."""
+    given: list[str] = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    return given
 
 
 def _failure(call: Any) -> RayError | None:

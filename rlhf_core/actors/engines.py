@@ -172,7 +172,7 @@ class EngineGroup:
     def shutdown(self) -> None:
         """End the engines and release what this group reserved."""
         actors, self._actors, self._starts = self._actors, {}, {}
-        leave([*actors.values()])
+        leave(actors)
         self._stack.close()
 
 

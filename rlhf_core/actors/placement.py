@@ -16,6 +16,7 @@ from rlhf_core.actors import draining
 from rlhf_core.actors.room import Bundle, autoscaling, in_words, require_possible, total
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.system.metering import METER
 from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.warm.client import python_command
 
@@ -80,11 +81,13 @@ def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[Placemen
     group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
     try:
         ready, progress, waited = group.ready(), ProgressReporter(), False
-        while not ray.wait([ready], timeout=every)[0]:
-            waited = True
-            free, of_all = in_words(ray.available_resources(), needed), in_words(ray.cluster_resources(), needed)
-            progress.report(0, 0, f"waiting for Ray: asked for {in_words(needed, needed)}, free are {free} of {of_all}")
-        ray.get(ready)
+        with METER.waiting():
+            while not ray.wait([ready], timeout=every)[0]:
+                waited = True
+                free, of_all = in_words(ray.available_resources(), needed), in_words(ray.cluster_resources(), needed)
+                asked = in_words(needed, needed)
+                progress.report(0, 0, f"waiting for Ray: asked for {asked}, free are {free} of {of_all}")
+            ray.get(ready)
         if waited:
             progress.report(0, 0, f"Ray has reserved {in_words(needed, needed)}")
         with draining.watch(group):

@@ -12,7 +12,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.actors import forwarding
-from rlhf_core.actors.calls import ASIDE, CALL_SECONDS, Actor, leave, wait
+from rlhf_core.actors.calls import ASIDE, CALL_SECONDS, Actor, leave, own_gpus, wait
 from rlhf_core.actors.placement import reserve, runtime_environment, worker_bundles
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.plugins import required
@@ -44,8 +44,7 @@ class _Rank(Actor):
 
     def gpus(self) -> list[str]:
         """Return the GPUs that Ray gave this rank, as in CUDA_VISIBLE_DEVICES."""
-        given: list[str] = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-        return given
+        return own_gpus()
 
     def start(self, join: Mapping[str, Any], threads: int, factory: Callable[..., Any], args: Any) -> None:
         """join: the arguments of join_group."""
@@ -198,5 +197,5 @@ class RayWorkerGroup(Generic[W]):
     def shutdown(self) -> None:
         """End the actors and release what this group reserved. Idempotent."""
         actors, self._actors = self._actors, []
-        leave(actors)
+        leave({f"rank {rank}": actor for rank, actor in enumerate(actors)})
         self._stack.close()

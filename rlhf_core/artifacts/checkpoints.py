@@ -47,6 +47,7 @@ class Checkpoints:
     def __init__(self, store: Store, ref: ArtifactRef):
         self._store = store
         self._ref = ref
+        self.resumed_after: int | None = None  # the step of the checkpoint that this job began with
 
     @staticmethod
     def new_name(step: int) -> str:

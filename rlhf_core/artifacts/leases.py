@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 import psutil
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, ConfigDict
 
 from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef
@@ -42,20 +42,12 @@ class Holder(Config):
 
 
 class LeaseRecord(Config):
+    model_config = ConfigDict(extra="ignore")  # earlier releases kept the time of attempts in it
+
     holder: Holder
     expires_at: AwareDatetime
     renewals: int
     released: bool = False
-    taken_at: AwareDatetime | None = None  # None: nothing of it is to be counted
-    seen_at: AwareDatetime | None = None  # when it was taken, renewed or released last
-    earlier_seconds: float = 0.0  # that attempts of other holders took, which published nothing
-
-    @property
-    def spent_seconds(self) -> float:
-        """Seconds that this attempt and the earlier ones took; counted only if this one, too, publishes nothing."""
-        if self.taken_at is None or self.seen_at is None:
-            return 0.0
-        return self.earlier_seconds + max(0.0, (self.seen_at - self.taken_at).total_seconds())
 
     def is_free(self, now: datetime) -> bool:
         return self.released or now > self.expires_at + CLOCK_SKEW or _has_died(self.holder)
@@ -76,11 +68,12 @@ class Lease:
         self._ended = threading.Event()
         self._lost = ""
         self._on_loss: Callable[[], None] = lambda: None
+        self._on_renewal: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._keep, name=f"lease {path}", daemon=True)
 
-    def start(self, on_loss: Callable[[], None]) -> Self:
-        """Start the heartbeat."""
-        self._on_loss = on_loss
+    def start(self, on_loss: Callable[[], None], on_renewal: Callable[[], None] = lambda: None) -> Self:
+        """Start the heartbeat. on_renewal: called in its thread after each; a StoreError of it is printed."""
+        self._on_loss, self._on_renewal = on_loss, on_renewal
         self._thread.start()
         return self
 
@@ -90,28 +83,23 @@ class Lease:
         return self._lost
 
     @property
-    def earlier_seconds(self) -> float:
-        """Seconds for which earlier attempts, failed or killed, held the lease."""
-        return self._record.earlier_seconds
+    def holder(self) -> Holder:
+        return self._record.holder
 
     def check(self) -> None:
         """Raise StageError if the lease is lost."""
         if self._lost:
             raise StageError(self._lost)
 
-    def release(self, *, succeeded: bool = False) -> None:
-        """Allow another process to take the lease at once. No-op if it is lost.
-
-        succeeded: the time until now is accounted for and not counted as earlier time of the next attempt.
-        """
+    def release(self) -> None:
+        """Allow another process to take the lease at once. No-op if it is lost."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
         # Not deleted: an unconditional delete could remove the lease of a process that has taken over.
         try:
             while not self._lost and not self._record.released:
-                spent = {"taken_at": None} if succeeded else {"seen_at": datetime.now(UTC)}
-                self._write(self._record.model_copy(update={"released": True, **spent}))
+                self._write(self._record.model_copy(update={"released": True}))
         except StoreError as error:
             # Not raised: it must neither hide another error nor fail a job that has succeeded.
             print(f"the lease {self._path} could not be released and will expire: {error}", flush=True)
@@ -122,14 +110,16 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release(succeeded=kind is None)
+        self.release()
 
     def _keep(self) -> None:
         while not self._ended.wait(self._lifetime.total_seconds() / _RENEWALS_PER_LIFETIME):
             now = datetime.now(UTC)
-            renewed = {"expires_at": now + self._lifetime, "renewals": self._record.renewals + 1, "seen_at": now}
+            renewed = {"expires_at": now + self._lifetime, "renewals": self._record.renewals + 1}
             try:
                 self._write(self._record.model_copy(update=renewed))
+                if not self._lost:
+                    self._on_renewal()
             except StoreError as error:
                 # Continue: no other process can take the lease either, and publishing will fail if the store is down.
                 print(f"the lease {self._path} could not be renewed, retrying: {error}", flush=True)
@@ -158,7 +148,7 @@ def lease_path(ref: ArtifactRef) -> str:
 def take_lease(store: Store, path: str, *, lifetime: timedelta = LIFETIME) -> Lease | Holder:
     """Return the lease at `path`, its heartbeat not started yet, or the process that holds it."""
     now = datetime.now(UTC)
-    record = LeaseRecord(holder=_this_process(), expires_at=now + lifetime, renewals=0, taken_at=now, seen_at=now)
+    record = LeaseRecord(holder=_this_process(), expires_at=now + lifetime, renewals=0)
     data = _encoded(record)
     try:
         current = store.get_tagged(path)
@@ -168,8 +158,6 @@ def take_lease(store: Store, path: str, *, lifetime: timedelta = LIFETIME) -> Le
             old = _decoded(path, current[0])
             if not old.is_free(now):
                 return old.holder
-            record = record.model_copy(update={"earlier_seconds": old.spent_seconds})
-            data = _encoded(record)
             store.replace(path, data, current[1])
     except ConflictError:
         pass
@@ -181,6 +169,11 @@ def take_lease(store: Store, path: str, *, lifetime: timedelta = LIFETIME) -> Le
     return _decoded(path, written[0]).holder
 
 
+def live_holder(store: Store, ref: ArtifactRef) -> Holder | None:
+    """Return the process that computes `ref` now; None if none does."""
+    return _live_holder_at(store, lease_path(ref))
+
+
 def holder_of(store: Store, ref: ArtifactRef) -> str:
     """Describe the process that computes `ref` now; empty if none does."""
     return holder_at(store, lease_path(ref))
@@ -188,9 +181,14 @@ def holder_of(store: Store, ref: ArtifactRef) -> str:
 
 def holder_at(store: Store, path: str) -> str:
     """Describe the process that holds the lease at `path`; empty if none does."""
+    holder = _live_holder_at(store, path)
+    return "" if holder is None else _described(holder)
+
+
+def _live_holder_at(store: Store, path: str) -> Holder | None:
     data = store.get(path)
     record = None if data is None else _decoded(path, data)
-    return "" if record is None or record.is_free(datetime.now(UTC)) else _described(record.holder)
+    return None if record is None or record.is_free(datetime.now(UTC)) else record.holder
 
 
 def wait_for_lease(

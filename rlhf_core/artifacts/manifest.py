@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import AwareDatetime, Field, field_validator
 
+from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.config.base import Config
 
 MetricValue = float | int | str | None  # of a stage's result
@@ -78,6 +79,7 @@ class Manifest(Config):
     code_revision: str
     libraries: dict[str, str]
     device_seconds: float  # reserved CPUs or GPUs x seconds, of all attempts: those that failed or were killed too
+    attempts: tuple[Attempt, ...] = ()  # all until this one, which has published it; none: of an earlier release
     device: str  # "cpu" or the GPU's name
     started_at: AwareDatetime
     finished_at: AwareDatetime

@@ -18,6 +18,7 @@ from rlhf_core.errors import RewardError
 from rlhf_core.rewards.base import RewardResult, checked_result, tolerated
 from rlhf_core.rewards.servers import Servers
 from rlhf_core.rewards.templates import TextTemplate
+from rlhf_core.system.metering import METER
 
 _QUOTED = 200  # characters of a reply in an error
 _SEARCH_SECONDS = 10.0  # longest search of the pattern in one reply
@@ -62,7 +63,9 @@ class Judge:
             {"model": config.model, "messages": messages, "temperature": 0.0, "max_tokens": config.max_tokens}
         )
         try:
-            reply = answer.json()["choices"][0]["message"]["content"]
+            replied = answer.json()
+            METER.judged(config.model, replied.get("usage") if isinstance(replied, dict) else None)
+            reply = replied["choices"][0]["message"]["content"]
         except (TypeError, LookupError) as error:
             raise RewardError(f"{answer.server} answered {answer.shown!r}; expected a chat completion") from error
         if not isinstance(reply, str):

@@ -84,9 +84,7 @@ class JobContext:
         ref = ArtifactRef(stage=f"{self._spec.stage}.{what}", key=digest)
         output = replace(output, metrics={"step": step, **output.metrics})
         # The time is the stage's own.
-        manifest = manifest_of(
-            self._spec, output, ref, f"{self.name}.{what}.{step}", datetime.now(UTC), device_seconds=0.0, device="none"
-        )
+        manifest = manifest_of(self._spec, output, ref, f"{self.name}.{what}.{step}", datetime.now(UTC))
         ArtifactRepository(self._store).publish(manifest, output.folder)
         print(f"kept {self.name}.{what}.{step} as {ref}", flush=True)
         return ref

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import numbers
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest, MetricValue
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.contract import Output
@@ -23,10 +24,12 @@ def manifest_of(
     name: str,
     started: datetime,
     *,
-    device_seconds: float,
-    device: str,
+    attempts: Sequence[Attempt] = (),
 ) -> Manifest:
-    """Return the manifest of `output` as the artifact `ref` of the job of `spec`. device_seconds: of all attempts."""
+    """Return the manifest of `output` as the artifact `ref` of the job of `spec`.
+
+    attempts: all until this one, which comes last; none: the time is another artifact's.
+    """
     return Manifest(
         kind=output.kind,
         name=name,
@@ -43,8 +46,9 @@ def manifest_of(
         metrics=_plain(output.metrics),
         code_revision=_code_revision(),
         libraries=spec.libraries,
-        device_seconds=device_seconds,
-        device=device,
+        device_seconds=sum(attempt.device_seconds for attempt in attempts),
+        attempts=tuple(attempts),
+        device=attempts[-1].device if attempts else "none",
         started_at=started,
         finished_at=datetime.now(UTC),
     )

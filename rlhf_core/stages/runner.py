@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
+from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.leases import Lease, wait_for_lease
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
@@ -32,6 +32,7 @@ from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.config.tracking import TrackingConfig
 from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage
 from rlhf_core.errors import StageError
+from rlhf_core.stages.attempt import RecordedAttempt
 from rlhf_core.stages.job_context import JobContext, workdir_root
 from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.manifests import manifest_of
@@ -102,8 +103,14 @@ def _compute(
 ) -> tuple[Manifest, Manifest]:
     """Return the result, whose files are stored, and the stored manifest: another process's if that was first."""
     started = datetime.now(UTC)
-    lease.start(on_loss=_interrupt_job)
-    with _workdir(spec) as folder, _stops_when_lost(lease), requiring(spec.plugins):
+    parents = [repository.stored_manifest(ref) for ref in spec.inputs.values()] if config.input_copies else []
+    attempt = RecordedAttempt(
+        Attempts(repository.store, spec.ref), lease.holder, started,
+        run_id=spec.run_id, reserved=stage.reserves(config), device=_device(config.reserves()),
+        memory=stage.job_memory(config, [parent for parent in parents if parent is not None]),
+    )  # fmt: skip
+    lease.start(on_loss=_interrupt_job, on_renewal=attempt.beat)
+    with attempt, _workdir(spec) as folder, _stops_when_lost(lease), requiring(spec.plugins):
         tracker = Tracker(
             folder / "tracking", TrackingConfig.model_validate_json(json.dumps(spec.tracking)),
             name=spec.name, run_id=spec.run_id, key=spec.key, config=spec.config,
@@ -111,13 +118,13 @@ def _compute(
         with tracker:
             (folder / "work").mkdir()
             context = JobContext(spec, repository.store, folder / "work", tracker, progress)
+            if config.checkpoints is not None:
+                attempt.follow(context.checkpoints, progress)
             progress.report(0, 0, "fetch inputs")
             roles = roles_of_inputs(config)
             inputs = {name: _input(stage, name, roles.get(name, ()), ref, context) for name, ref in spec.inputs.items()}
-            began = time.monotonic()
             actors = (cluster(),) if stage.runs == "actors" else ()
             output: Output = resolve_name(stage.entry)(config, inputs, context, *actors)
-            seconds = lease.earlier_seconds + time.monotonic() - began
             tracker.log_samples(output.folder / SAMPLES_FILE)
         _check_output(stage, output)
         if output.kind in (Kind.BASE_MODEL, Kind.POLICY):
@@ -126,13 +133,11 @@ def _compute(
         context.keep_rollouts(output.folder)
         progress.report(0, 0, "publish")
         lease.check()
-        reserved = config.reserves()
-        manifest = manifest_of(
-            spec, output, spec.ref, spec.name, started,
-            device_seconds=(reserved.devices or stage.job_cpus(config)) * seconds, device=_device(reserved),
-        )  # fmt: skip
-        computed = repository.upload(manifest, output.folder)
+        published = manifest_of(spec, output, spec.ref, spec.name, started, attempts=attempt.published())
+        computed = repository.upload(published, output.folder)
         stored = repository.commit(computed)
+        if stored is not computed:
+            attempt.ended_second()
         context.checkpoints.clear()
         context.live.clear()
         return computed, stored

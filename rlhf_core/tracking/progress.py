@@ -21,6 +21,7 @@ class ProgressReporter:
         self._recent: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
         self._phase_and_total: tuple[str, int] | None = None
         self._written_at = float("-inf")
+        self.step: int | None = None  # the newest of a known number of steps
 
     def report(self, step: int, total: int, phase: str = "", metrics: Mapping[str, float] | None = None) -> None:
         """Report `step` of `total` steps as done; a `total` of 0 means that the number of steps is unknown.
@@ -28,6 +29,7 @@ class ProgressReporter:
         A new phase, a new total or a lower step restarts the estimate and is printed at once.
         """
         now = self._clock()
+        self.step = step if total > 0 else self.step
         restarted = self._phase_and_total != (phase, total) or (self._recent and step < self._recent[-1][1])
         if restarted:
             self._phase_and_total = (phase, total)

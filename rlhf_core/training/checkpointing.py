@@ -71,6 +71,7 @@ class Checkpointing:
             damage = str(candidate) if isinstance(candidate, IntegrityError) else self._restore(candidate)
             if not damage:
                 assert isinstance(candidate, Checkpoint)
+                self._context.checkpoints.resumed_after = candidate.step
                 self._context.progress(candidate.step, total, f"resumes after step {candidate.step}")
                 self._last_step, self._last_time = candidate.step, time.monotonic()
                 return candidate.step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -69,7 +70,8 @@ def test_of_many_takers_one_holds(store: Store) -> None:
 
 
 def test_the_heartbeat_renews(store: Store) -> None:
-    lease = _held(store, lifetime=1.0).start(on_loss=lambda: None)
+    beats = list[int]()
+    lease = _held(store, lifetime=1.0).start(on_loss=lambda: None, on_renewal=lambda: beats.append(1))
     before = _record(store).expires_at
     deadline = time.monotonic() + 20
     while _record(store).renewals < 2:
@@ -77,6 +79,7 @@ def test_the_heartbeat_renews(store: Store) -> None:
         time.sleep(0.05)
     assert _record(store).expires_at > before
     lease.release()
+    assert len(beats) >= 2
     assert lease.lost == ""
     assert _record(store).released
 
@@ -138,18 +141,8 @@ def test_waiting_ends_when_the_other_lets_go_or_has_finished(store: Store) -> No
     assert told[0].startswith("process ")
 
 
-def test_the_seconds_of_attempts_that_published_nothing_are_kept(store: Store) -> None:
-    def spent(record: LeaseRecord, seconds: float) -> None:
-        """As if its holder had been killed so long after it was taken."""
-        assert record.taken_at is not None
-        dead = {"seen_at": record.taken_at + timedelta(seconds=seconds), "released": True}
-        store.put(lease_path(REF), record.model_copy(update=dead).model_dump_json().encode())
-
-    first = _held(store)
-    spent(first._record, 100.0)
-    second = _held(store)
-    assert second.earlier_seconds == 100.0
-    spent(second._record, 20.0)
-    with _held(store) as third:
-        assert third.earlier_seconds == 120.0
-    assert _held(store).earlier_seconds == 0.0  # the third has published
+def test_a_lease_of_an_earlier_release_is_read(store: Store) -> None:
+    _write(store, ELSEWHERE, expires_in=-6)
+    old = _record(store).model_dump(mode="json") | {"taken_at": None, "seen_at": None, "earlier_seconds": 7.0}
+    store.put(lease_path(REF), json.dumps(old).encode())
+    _held(store).release()

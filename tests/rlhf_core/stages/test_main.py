@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.leases import Holder, LeaseRecord, lease_path, take_lease
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -129,6 +130,7 @@ def test_a_stopped_job_gives_its_lease_back_and_publishes_nothing(
     assert job.error == JobError("Stopped", "the job was stopped before it had finished; nothing was published")
     assert _lease(local.store, spec.ref).released
     assert local.manifest(spec.ref) is None
+    assert [each.outcome for each in Attempts(local.store, spec.ref).all()] == ["stopped"]
     assert list((tmp_path / "work").iterdir()) == []
 
 
@@ -187,7 +189,13 @@ def test_a_killed_job_is_replaced_at_once_on_the_same_machine(
     job.wait_for("at work")
     job.process.send_signal(signal.SIGKILL)
     job.wait()
-    run_job(local.store.url, spec.ref)
+    (known,) = Attempts(local.store, spec.ref).all()
+    assert known.outcome == "killed"
+    published = run_job(local.store.url, spec.ref)
+    killed, last = published.attempts
+    assert (killed.id, killed.outcome, killed.cores) == (known.id, "killed", 1.0)
+    assert last.outcome == "published"
+    assert [each.outcome for each in Attempts(local.store, spec.ref).all()] == ["killed", "published"]
 
 
 @pytest.mark.endurance("chaos")

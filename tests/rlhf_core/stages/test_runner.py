@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.leases import lease_path
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -132,3 +133,33 @@ def test_only_the_declared_files_of_an_input_are_fetched(local: ArtifactReposito
     folder = local.fetch(whole.ref, tmp_path / "cache")
     assert (folder / "model").read_text() == "metrics.jsonl model.safetensors"
     assert (folder / "node.sft").read_text() == "metrics.jsonl"
+
+
+def fails(config: DatasetConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
+    raise StageError("no rows today")
+
+
+def test_every_attempt_is_known_with_its_end(local: ArtifactRepository, tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(StageError, match="no rows today"):
+            _run(local, tmp_path, "fails")
+    made = _run(local, tmp_path, "unknown_metric")
+    assert [(each.outcome, each.reason) for each in made.attempts] == [
+        ("failed", "no rows today"), ("failed", "no rows today"), ("published", ""),
+    ]  # fmt: skip
+    assert made.device_seconds == pytest.approx(sum(each.cores * each.seconds for each in made.attempts))
+    assert all(each.cores == 1.0 and each.gpus == 0.0 and each.device == "cpu" for each in made.attempts)
+    peak = made.attempts[-1].peaks[0]
+    assert peak.process == "job"
+    assert peak.host > 10 << 20
+    stored = Attempts(local.store, made.ref).all()
+    assert [each.id for each in stored] == [each.id for each in made.attempts]
+    assert stored[-1].seen_at >= made.attempts[-1].seen_at
+
+
+def test_a_result_that_comes_second_says_so(local: ArtifactRepository, tmp_path: Path) -> None:
+    spec = specified(local, tmp_path, QUICK)
+    run_job(local.store.url, spec.ref)
+    run_job(local.store.url, spec.ref, again=True)
+    reasons = [each.reason for each in Attempts(local.store, spec.ref).all()]
+    assert reasons == ["", "the store had a result already, and keeps it"]
