@@ -10,6 +10,8 @@ from prefect.artifacts import create_markdown_artifact
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.pipeline.prepare import Prepared
 from rlhf_core.pipeline.record import RunRecord, report_path
+from rlhf_core.recipe.prices import prices_of
+from rlhf_core.report.costs import with_costs
 from rlhf_core.report.formatting import compared_metrics, main_metrics, with_interval
 
 REPORT_FILE = "report.html"
@@ -20,7 +22,7 @@ def link_report(prepared: Prepared, record: RunRecord) -> None:
     reports = [node.ref for node in record.nodes if node.ref.stage == Kind.REPORT]
     lines = [f"# Run of the recipe {record.recipe['name']}", "", *_stages(record), "", *_comparison(record), ""]
     for ref in reports:
-        _copy_report(prepared, ref, record.run_id)
+        _copy_report(prepared, ref, record)
         path = report_path(record.run_id)
         if url := prepared.store.page_url(path):
             lines += [f"[Open the report with curves and samples]({url}) (this link is valid for a week)", ""]
@@ -28,10 +30,12 @@ def link_report(prepared: Prepared, record: RunRecord) -> None:
     create_markdown_artifact("\n".join(lines), key="report", description="What the run made, and its report")
 
 
-def _copy_report(prepared: Prepared, ref: ArtifactRef, run_id: str) -> None:
+def _copy_report(prepared: Prepared, ref: ArtifactRef, record: RunRecord) -> None:
+    prices = prices_of(prepared.loaded.recipe)
     with tempfile.TemporaryDirectory() as cache:
-        folder = prepared.repository.fetch(ref, Path(cache))
-        prepared.store.put(report_path(run_id), (folder / REPORT_FILE).read_bytes())
+        page = (prepared.repository.fetch(ref, Path(cache)) / REPORT_FILE).read_text(encoding="utf-8")
+    page = with_costs(page, record.costs(prices), prices)
+    prepared.store.put(report_path(record.run_id), page.encode())
 
 
 def _stages(record: RunRecord) -> list[str]:

@@ -20,12 +20,22 @@ from flows.cancellation import noticed_cancellation
 from flows.earlier_attempts import close_earlier_attempts
 from flows.names import name_run, run_name
 from flows.report_link import link_report
+from rlhf_core.artifacts.attempts import attempts_at
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import NothingLeftError, RecipeError, StageError
 from rlhf_core.graph.graph import Node
 from rlhf_core.graph.rerun import Rerun
 from rlhf_core.pipeline.prepare import Prepared, pins_path, prepare
-from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_needs, write_record, write_start
+from rlhf_core.pipeline.record import (
+    NodeRecord,
+    Outcome,
+    RunRecord,
+    RunStart,
+    read_start,
+    write_needs,
+    write_record,
+    write_start,
+)
 from rlhf_core.pipeline.specs import run_settings
 from rlhf_core.report.formatting import main_metrics
 from tasks.prefect_tasks import StageRunner, stage_task
@@ -71,16 +81,7 @@ def compute(
     cancel: threading.Event,
 ) -> Futures:
     """Run the nodes to their end, or until `cancel` is set. Stores what it is about to compute, for followers."""
-    write_start(
-        prepared.store,
-        RunStart(
-            run_id=str(runtime.flow_run.id),
-            recipe=prepared.loaded.recipe.model_dump(mode="json"),
-            overrides=tuple(overrides),
-            started_at=started_at,
-            nodes={name: node.ref for name, node in nodes.items()},
-        ),
-    )
+    write_start(prepared.store, _start(prepared, overrides, started_at, nodes))
     settings = run_settings(prepared, str(runtime.flow_run.id))
     write_needs(prepared.store, settings.run_id, [node.ref for node in prepared.graph.values()])
     runner = StageRunner(settings, nodes, prepared.repository, connect(), cancel)
@@ -148,6 +149,28 @@ def _submit(nodes: Mapping[str, Node], runner: StageRunner) -> Futures:
     return futures
 
 
+def _start(
+    prepared: Prepared, overrides: Sequence[str], started_at: datetime, nodes: Mapping[str, Node]
+) -> RunStart:
+    """Return what the run is about to compute. What its first attempt computed is not reused in a retry of it."""
+    run_id = str(runtime.flow_run.id)
+    earlier = read_start(prepared.store, run_id)
+
+    def is_reused(name: str, node: Node) -> bool:
+        if earlier is not None and earlier.nodes.get(name) == node.ref:  # else of another round of a loop
+            return name in earlier.reused
+        return prepared.repository.manifest(node.ref) is not None
+
+    return RunStart(
+        run_id=run_id,
+        recipe=prepared.loaded.recipe.model_dump(mode="json"),
+        overrides=tuple(overrides),
+        started_at=started_at,
+        nodes={name: node.ref for name, node in nodes.items()},
+        reused=tuple(name for name, node in nodes.items() if is_reused(name, node)),
+    )
+
+
 def _record(
     prepared: Prepared,
     overrides: Sequence[str],
@@ -161,14 +184,16 @@ def _record(
         overrides=tuple(overrides),
         started_at=started_at,
         finished_at=datetime.now(UTC),
-        nodes=tuple(_node_record(node, futures[name].state) for name, node in nodes.items()),
+        nodes=tuple(_node_record(node, futures[name].state, prepared) for name, node in nodes.items()),
     )
 
 
-def _node_record(node: Node, state: State[StageResult]) -> NodeRecord:
+def _node_record(node: Node, state: State[StageResult], prepared: Prepared) -> NodeRecord:
+    attempts = attempts_at(prepared.store, node.ref, prepared.repository.stored_manifest(node.ref))
     if not state.is_completed():
         error = _failure(state)
-        return NodeRecord(name=node.name, ref=node.ref, outcome="failed" if error else "not run", error=error)
+        outcome: Outcome = "failed" if error else "not run"
+        return NodeRecord(name=node.name, ref=node.ref, outcome=outcome, error=error, attempts=tuple(attempts))
     result = state.result()
     return NodeRecord(
         name=node.name,
@@ -176,6 +201,7 @@ def _node_record(node: Node, state: State[StageResult]) -> NodeRecord:
         outcome="reused" if result.reused else "computed",
         seconds=result.seconds,
         metrics=result.manifest.metrics,
+        attempts=tuple(attempts),
     )
 
 

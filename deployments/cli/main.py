@@ -19,6 +19,7 @@ from typer.exceptions import TyperException
 from deployments.cli import (
     artifacts,
     cluster,
+    cost,
     diff,
     exporting,
     garbage,
@@ -45,7 +46,7 @@ from rlhf_core.errors import did_you_mean
 from rlhf_core.system.variables import check_all
 
 _MODULES = (
-    stack, init, run, loop, try_stage, ui, running, run_list, diff, artifacts,
+    stack, init, run, loop, try_stage, ui, running, run_list, diff, cost, artifacts,
     sampling, serving, merging, cluster, verification, garbage, exporting,
 )  # fmt: skip
 

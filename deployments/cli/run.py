@@ -23,7 +23,7 @@ from deployments.cli.made_models import model_lines
 from deployments.cli.output import Printed, printing
 from deployments.cli.prefect_settings import import_prefect
 from deployments.cli.reports import copy_report
-from deployments.cli.tables import comparison_tables, estimate_table, outcome_table, plan_table
+from deployments.cli.tables import comparison_tables, cost_totals, estimate_table, outcome_table, plan_table
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.opening import STORE_VARIABLE, open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -34,6 +34,7 @@ from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.plan import plan as make_plan
 from rlhf_core.pipeline.prepare import Checked, Prepared, check, prepare
 from rlhf_core.pipeline.record import RunRecord, read_record
+from rlhf_core.recipe.prices import prices_of
 
 if TYPE_CHECKING:
     from deployments.cli.following import Ended
@@ -147,7 +148,10 @@ def run(
         report = copy_report(prepared.store, record.run_id)
     stages = [StageOutcome.of(node) for node in record.nodes] if record is not None else []
     document = RunEnd(ended.run_id, ended.state, ended.succeeded, ended.message, ended.url, report, stages)
-    text: list[RenderableType] = [] if record is None else [outcome_table(record)]
+    text: list[RenderableType] = []
+    if record is not None:
+        prices = prices_of(prepared.loaded.recipe)
+        text += [outcome_table(record, prices), *cost_totals(record.costs(prices), prices)]
     if ended.succeeded and record is not None:
         text += _end(prepared, record, ended.url, report)
     return Printed(document, text, run_error(ended))

@@ -8,11 +8,13 @@ from datetime import timedelta
 from rich.table import Table
 from rich.text import Text
 
+from rlhf_core.artifacts.costs import StageCost, total
 from rlhf_core.config.engines.placement import Reservation
+from rlhf_core.config.prices import PricesConfig
 from rlhf_core.pipeline.estimates import Estimate
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.record import NodeRecord, RunRecord
-from rlhf_core.report.formatting import compared_metrics, main_metrics, with_interval
+from rlhf_core.report.formatting import compared_metrics, hours, main_metrics, money, with_interval
 
 _SIDE_BY_SIDE = 4  # models, on a line of 80 characters
 _STYLES = {
@@ -55,21 +57,35 @@ def estimate_table(estimates: Mapping[str, Estimate]) -> Table:
     return table
 
 
-def outcome_table(record: RunRecord) -> Table:
+def outcome_table(record: RunRecord, prices: PricesConfig | None = None) -> Table:
     took = (record.finished_at - record.started_at).total_seconds()
     table = Table(title=f"{record.recipe['name']}: {duration(took)}", title_justify="left")
     table.add_column("stage")
     table.add_column("")
     table.add_column("time", justify="right")
+    table.add_column("cost", justify="right")
     table.add_column("metrics", overflow="fold")
-    for node in record.nodes:
+    for node, cost in zip(record.nodes, record.costs(prices), strict=True):
         table.add_row(
             node.name,
             _styled(node.outcome),
             _time(node),
+            _cost(cost, prices),
             node.error or main_metrics(node.metrics),
         )
     return table
+
+
+def cost_totals(costs: Sequence[StageCost], prices: PricesConfig | None) -> Iterator[str]:
+    """Yield a line for what a run took itself, for attempts of other runs, and for what reuse saved."""
+    labels = {"own": "this run", "others": "attempts of other runs at these stages", "saved": "saved by reuse"}
+    for part, label in labels.items():
+        cost = total(costs, part)
+        if cost.seconds or part == "own":
+            took = f"{hours(cost.gpu_seconds)} GPU hours, {hours(cost.core_seconds)} core hours"
+            yield f"{label}: {money(cost, prices) or 'no prices are set'} ({took})"
+        if cost.unpriced:
+            yield f"{label}: without a price are {', '.join(sorted(cost.unpriced))}"
 
 
 def comparison_tables(record: RunRecord) -> Iterator[Table]:
@@ -108,6 +124,14 @@ def size_text(num_bytes: int) -> str:
 
 def _time(node: NodeRecord) -> str:
     return duration(node.seconds) if node.outcome in ("reused", "computed") else ""
+
+
+def _cost(cost: StageCost, prices: PricesConfig | None) -> str:
+    """Format money, else the GPUs' or cores' hours; of a reused stage, what that saved."""
+    spent = cost.own + cost.others + cost.saved
+    kind, seconds = ("GPU", spent.gpu_seconds) if spent.gpu_seconds else ("core", spent.core_seconds)
+    shown = money(spent, prices) or f"{hours(seconds)} {kind} h"
+    return f"saved {shown}" if cost.saved.seconds else shown if spent.seconds else ""
 
 
 def _count(value: int | None) -> str:

@@ -59,7 +59,7 @@ class Actor:
         self._joules = gpu_joules(own_gpus())
 
     def leave(self) -> ProcessUse:
-        """Return what this process has taken, and remove its temporary folders. Called last, by the function `leave`."""
+        """Return what this process took, and remove its temporary folders. Called last, by the function `leave`."""
         joules = {gpu: now - self._joules[gpu] for gpu, now in gpu_joules(own_gpus()).items() if gpu in self._joules}
         use = ProcessUse(peak_host_bytes(), peak_device_bytes(), joules)
         remove_all()

@@ -44,8 +44,10 @@ class Attempt(Config):
     reason: str = ""  # why it has not published
     resumed_after: int | None = None  # the step of the checkpoint that it began with
     step: int | None = None  # the last step reported; None: its stage has none
-    energy: dict[str, float] = Field({})  # joules, by device: "gpu", and "cpu" of the whole machine of the job
-    judges: dict[str, JudgeUse] = Field({})  # by model
+    energy: dict[str, float] = Field(
+        default_factory=dict
+    )  # joules, by device: "gpu", and "cpu" of the whole machine of the job
+    judges: dict[str, JudgeUse] = Field(default_factory=dict)  # by model
     peaks: tuple[Peak, ...] = ()
 
     @property

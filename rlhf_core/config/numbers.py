@@ -205,3 +205,6 @@ def _whole_above_one(gpus: float) -> float:
 
 
 GPUs = Annotated[float, Limits(0, 1024, "no machine has as many GPUs"), AfterValidator(_whole_above_one)]
+
+# Money, for an hour or for a million tokens.
+Price = Annotated[float, Limits(0, 1e9, "nothing costs as much", "nobody pays for use")]

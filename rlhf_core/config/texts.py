@@ -63,6 +63,7 @@ def _of_form(pattern: str, form: str) -> Callable[[str], str]:
     return check
 
 
+Currency = Annotated[str, AfterValidator(_of_form(r"[A-Z]{3}", "a currency: three capital letters, such as EUR"))]
 NonEmpty = Annotated[str, Field(min_length=1)]
 Visible = Annotated[str, AfterValidator(_visible)]
 Repository = Annotated[

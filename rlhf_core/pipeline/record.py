@@ -9,11 +9,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from rlhf_core.artifacts.attempt import Attempt
+from rlhf_core.artifacts.costs import StageCost, stage_cost
 from rlhf_core.artifacts.deletions import wait_for_deletions
 from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, MetricValue
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
+from rlhf_core.config.prices import PricesConfig
 from rlhf_core.errors import IntegrityError
 
 _PARALLEL_REQUESTS = 16
@@ -27,6 +30,7 @@ class NodeRecord(Config):
     seconds: float = 0.0  # this run's; of a reused stage, the look-up
     metrics: dict[str, MetricValue] = Field(default_factory=dict)
     error: str = ""
+    attempts: tuple[Attempt, ...] = ()  # all at its artifact so far, those of other runs too
 
 
 class RunStart(Config):
@@ -37,6 +41,7 @@ class RunStart(Config):
     overrides: tuple[str, ...]
     started_at: datetime
     nodes: dict[str, ArtifactRef]
+    reused: tuple[str, ...] = ()  # nodes whose results the store had before the run's first attempt
 
 
 class NeededNode(Config):
@@ -61,6 +66,9 @@ class RunRecord(Config):
     @property
     def succeeded(self) -> bool:
         return all(node.outcome in ("reused", "computed") for node in self.nodes)
+
+    def costs(self, prices: PricesConfig | None) -> list[StageCost]:
+        return [stage_cost(node.name, node.outcome, node.attempts, self.run_id, prices) for node in self.nodes]
 
     @property
     def evaluations(self) -> Mapping[str, Mapping[str, Mapping[str, MetricValue]]]:

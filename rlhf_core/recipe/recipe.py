@@ -12,6 +12,7 @@ from rlhf_core.config.base import NULL_WORDS, Config, KeyedConfig, operational
 from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.config.notify import NotifyConfig
 from rlhf_core.config.numbers import Seed
+from rlhf_core.config.prices import PricesConfig
 from rlhf_core.config.rl.critic import POLICY_START
 from rlhf_core.config.stages.base import NamedStageConfig
 from rlhf_core.config.stages.loop import LoopConfig
@@ -65,6 +66,9 @@ class Recipe(KeyedConfig):
     )
     loop: LoopConfig | None = Field(default=None, description="run the recipe in rounds; none: a single run")
     report: ReportConfig | None = Field(default=ReportConfig(), description="settings of the HTML report")
+    prices: PricesConfig | None = operational(
+        None, description="prices of GPUs, cores, memory and judges; none: those of ALIGNMENT_PRICES"
+    )
     tracking: TrackingConfig = operational(TrackingConfig, description="trackers besides metrics.jsonl")
     notify: NotifyConfig | None = operational(
         NotifyConfig, description="messages about the run to a webhook; null: none"

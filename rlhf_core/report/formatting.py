@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+from rlhf_core.artifacts.costs import Cost
 from rlhf_core.artifacts.manifest import MetricValue
+from rlhf_core.config.prices import PricesConfig
 from rlhf_core.config.texts import is_blank
 
 MAIN_METRICS = 3
@@ -47,6 +49,22 @@ def number(value: float | int | str | None) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e-3 or abs(value) >= 1e4 else f"{value:.3f}"
     return str(value)
+
+
+def money(cost: Cost, prices: PricesConfig | None) -> str:
+    """Format `12.30 EUR`, `+ ?` behind it where a part has no price; empty without prices."""
+    if prices is None:
+        return ""
+    return f"{amount(cost.money)} {prices.currency}{' + ?' if cost.unpriced else ''}"
+
+
+def amount(value: float) -> str:
+    """Format money: with two digits after the point, or the first two that are not 0."""
+    return f"{value:,.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
+
+
+def hours(seconds: float) -> str:
+    return f"{seconds / 3600:.3g}"
 
 
 def visible(text: str) -> str:

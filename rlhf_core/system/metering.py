@@ -47,13 +47,14 @@ class Meter:
 
     def judged(self, model: str, usage: object) -> None:
         """Count a reply. usage: that of an OpenAI-compatible server, or what stands in its place."""
-        counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else []
+        reported = usage if isinstance(usage, dict) else {}
+        prompt, completion = reported.get("prompt_tokens"), reported.get("completion_tokens")
         with self._lock:
             use = self.judges.setdefault(model, ModelUse())
             use.calls += 1
-            if len(counts) == 2 and all(isinstance(count, int) and count >= 0 for count in counts):
-                use.prompt_tokens += counts[0]
-                use.completion_tokens += counts[1]
+            if isinstance(prompt, int) and isinstance(completion, int) and min(prompt, completion) >= 0:
+                use.prompt_tokens += prompt
+                use.completion_tokens += completion
             else:
                 use.unreported += 1
 
@@ -127,7 +128,7 @@ def _peak(process: psutil.Process) -> int:
 
 
 class MachineEnergy:
-    """The energy of all CPUs of this machine, whoever used them, by RAPL; read it more often than it wraps (minutes)."""
+    """The energy of all CPUs of this machine, whoever used them, by RAPL, whose counters wrap in minutes."""
 
     def __init__(self, root: Path = _POWERCAP) -> None:
         self._zones = [zone for zone in sorted(root.glob("intel-rapl:*")) if zone.name.count(":") == 1]

@@ -104,6 +104,10 @@ def _folder_of_recipes(path: str) -> str:
     return _absolute(path) or ("" if user_path(path).is_dir() else "there is no such folder: correct or unset it")
 
 
+def _file(path: str) -> str:
+    return _absolute(path) or ("" if user_path(path).is_file() else "there is no such file: correct or unset it")
+
+
 def _socket(path: str) -> str:
     too_long = len(os.fsencode(path)) > _LONGEST_SOCKET
     return _absolute(path) or (
@@ -149,6 +153,7 @@ VARIABLES: Mapping[str, Variable] = {
     "ALIGNMENT_CACHE": Variable(_folder),
     "ALIGNMENT_CACHE_GIB": Variable(_number("the number of GiB that the cache may hold", "50", above=0)),
     "ALIGNMENT_DEVICE": Variable(_one_of("cpu", "gpu")),
+    "ALIGNMENT_PRICES": Variable(_file),
     "ALIGNMENT_RAY_CPUS": Variable(_whole_number("the number of CPUs that Ray offers,", 1, 4096)),
     "ALIGNMENT_RECIPES": Variable(_folder_of_recipes),
     "ALIGNMENT_SERVE_TOKEN": Variable(_token, secret=True),
