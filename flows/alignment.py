@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
+from pydantic import Field
 
 from flows.notifications import notify_failure
 from flows.running import Row, run_recipe, stop_jobs
@@ -16,6 +17,7 @@ def alignment(
     recipe: str = "tiny",
     overrides: list[str] = [],  # noqa: B006  Prefect copies it
     rerun_from: str = "",
+    budget: Annotated[float, Field(ge=0)] | None = None,
 ) -> list[Row] | State[Any]:
     """Compute base, SFT, reward model, RL, merge, evaluation, report: the recipe's stages that the store does not have.
 
@@ -26,5 +28,6 @@ def alignment(
         overrides: settings to change, each key.key=value, such as rl.steps=200
         rerun_from: a node that is computed again on purpose, and after it all that reads it; NODE@LABEL names the
             repetition, so that another run with the same name finds its results
+        budget: money that the run may cost, in the currency of `prices`; it stops at a checkpoint once it costs more
     """
-    return run_recipe(recipe, overrides, rerun_from=rerun_from)
+    return run_recipe(recipe, overrides, rerun_from=rerun_from, budget=budget)

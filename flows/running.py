@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -19,12 +20,14 @@ from prefect.states import Cancelled
 from flows.cancellation import noticed_cancellation
 from flows.earlier_attempts import close_earlier_attempts
 from flows.names import name_run, run_name
+from flows.notifications import notify
 from flows.report_link import link_report
 from rlhf_core.artifacts.attempts import attempts_at
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import NothingLeftError, RecipeError, StageError
 from rlhf_core.graph.graph import Node
 from rlhf_core.graph.rerun import Rerun
+from rlhf_core.pipeline.budget import BudgetWatch, require_budget
 from rlhf_core.pipeline.prepare import Prepared, pins_path, prepare
 from rlhf_core.pipeline.record import (
     NodeRecord,
@@ -48,13 +51,18 @@ CANCELLED: State[Any] = Cancelled(message="cancelled; its jobs are stopped, exce
 
 
 def run_recipe(
-    recipe: str, overrides: Sequence[str], only: Collection[str] | None = None, rerun_from: str = ""
+    recipe: str,
+    overrides: Sequence[str],
+    only: Collection[str] | None = None,
+    rerun_from: str = "",
+    budget: float | None = None,
 ) -> list[Row] | State[Any]:
-    """Compute the recipe's nodes, or the nodes `only`, that the store does not have.
+    """Compute the recipe's nodes, or the nodes `only`, that the store does not have, until they cost more than the
+    budget.
 
     rerun_from: a node to compute again, `node@label`; without a label this run is the label, also of its retries.
-    Returns one table row per node, or the state Cancelled. Raises RecipeError, StoreError or StackError before any job,
-    StageError when a stage failed.
+    Returns one table row per node, or the state Cancelled or OverBudget. Raises RecipeError, StoreError or StackError
+    before any job, StageError when a stage failed.
     """
     started_at = datetime.now(UTC)
     run_id = str(runtime.flow_run.id)
@@ -65,9 +73,19 @@ def run_recipe(
         if only is None:
             prepared.require_single_run()
         nodes = prepared.graph if only is None else _chosen(only, prepared)
+        watch = None
+        if budget is not None:
+            watch = BudgetWatch(prepared.repository, budget, require_budget(prepared, nodes, budget))
         name = run_name(prepared.loaded.recipe, overrides, only, rerun_from)
         name_run(UUID(run_id), name, prepared.loaded.recipe)
-        futures = compute(prepared, overrides, started_at, nodes, cancel)
+        futures = compute(prepared, overrides, started_at, nodes, cancel, watch)
+    if watch is not None and watch.overrun:
+        write_record(prepared.store, _record(prepared, overrides, started_at, nodes, futures, rerun))
+        notify(
+            "over_budget", watch.overrun, prepared.loaded.recipe.notify,
+            recipe=prepared.loaded.recipe.name, store=prepared.store, run_id=run_id, say=get_run_logger().warning,
+        )  # fmt: skip
+        return Cancelled(name="OverBudget", message=watch.overrun)
     if cancel.is_set():
         return CANCELLED
     return conclude(prepared, overrides, started_at, nodes, futures, rerun)
@@ -79,20 +97,26 @@ def compute(
     started_at: datetime,
     nodes: Mapping[str, Node],
     cancel: threading.Event,
+    watch: BudgetWatch | None = None,
 ) -> Futures:
-    """Run the nodes to their end, or until `cancel` is set. Stores what it is about to compute, for followers."""
-    write_start(prepared.store, _start(prepared, overrides, started_at, nodes))
+    """Run the nodes to their end, or until `cancel` is set, which `watch` does over the budget.
+
+    Stores what it is about to compute, for followers and for its cost.
+    """
+    start = _start(prepared, overrides, started_at, nodes)
+    write_start(prepared.store, start)
     settings = run_settings(prepared, str(runtime.flow_run.id))
     write_needs(prepared.store, settings.run_id, [node.ref for node in prepared.graph.values()])
     runner = StageRunner(settings, nodes, prepared.repository, connect(), cancel)
-    futures = _submit(nodes, runner)
-    try:
-        for future in futures.values():
-            future.wait()
-    except (KeyboardInterrupt, TerminationSignal):
-        # An interrupted or cancelled run: its tasks see this, stop their jobs, and the task runner waits for them.
-        cancel.set()
-        raise
+    with nullcontext() if watch is None else watch.watching(start, cancel.set):
+        futures = _submit(nodes, runner)
+        try:
+            for future in futures.values():
+                future.wait()
+        except (KeyboardInterrupt, TerminationSignal):
+            # An interrupted or cancelled run: its tasks see this, stop their jobs, and the task runner waits for them.
+            cancel.set()
+            raise
     return futures
 
 
@@ -108,8 +132,7 @@ def conclude(
 
     Raises StageError if one failed, NothingLeftError if only stages failed that had no rows to make.
     """
-    record = _record(prepared, overrides, started_at, nodes, futures)
-    record = record.model_copy(update={"rerun_from": "" if rerun is None else str(rerun)})
+    record = _record(prepared, overrides, started_at, nodes, futures, rerun)
     write_record(prepared.store, record)
     rows = [_row(node) for node in record.nodes]
     create_table_artifact(
@@ -177,11 +200,13 @@ def _record(
     started_at: datetime,
     nodes: Mapping[str, Node],
     futures: Futures,
+    rerun: Rerun | None,
 ) -> RunRecord:
     return RunRecord(
         run_id=str(runtime.flow_run.id),
         recipe=prepared.loaded.recipe.model_dump(mode="json"),
         overrides=tuple(overrides),
+        rerun_from="" if rerun is None else str(rerun),
         started_at=started_at,
         finished_at=datetime.now(UTC),
         nodes=tuple(_node_record(node, futures[name].state, prepared) for name, node in nodes.items()),

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -29,7 +29,8 @@ from rlhf_core.artifacts.opening import STORE_VARIABLE, open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StageError
 from rlhf_core.graph.rerun import Rerun
-from rlhf_core.pipeline.estimates import Estimate, Known, estimates
+from rlhf_core.pipeline.budget import expected_money, in_words, known_facts, require_budget
+from rlhf_core.pipeline.estimates import Estimate, estimates
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.plan import plan as make_plan
 from rlhf_core.pipeline.prepare import Checked, Prepared, check, prepare
@@ -75,13 +76,17 @@ def plan(
     ]
     earlier: list[Manifest] = []
     planned = planned_nodes(checked, repository, earlier)
-    costs = _estimates(checked, planned, earlier)
+    prices = prices_of(checked.loaded.recipe)
+    known = _estimates(checked, planned, earlier)
+    costs = {name: estimate for name, estimate in known.items() if estimate.has_values}
     notes = [*checked.notes, *answers]
     if rerun is not None:
         notes.append(f"these keys are those of `--rerun-from {rerun}`: with this name a run finds them again")
     text: list[RenderableType] = [plan_table(checked.loaded.recipe.name, planned)]
     if costs:
-        text.append(estimate_table(costs))
+        text.append(estimate_table(costs, prices))
+    if costs and prices is not None:
+        text.append(in_words(expected_money(known), prices.currency))
     text += [Text(f"{stage} is left out: {why}", "dim") for stage, why in checked.left_out.items()]
     stages = [
         PlannedStage(node.name, node.ref.full, node.action, node.why, node.reads, costs.get(node.name))
@@ -103,9 +108,7 @@ def planned_nodes(
 
 
 def _estimates(checked: Checked, planned: Sequence[PlannedNode], earlier: Sequence[Manifest]) -> dict[str, Estimate]:
-    finished = {node.name: node.manifest for node in planned if node.manifest is not None}
-    facts = Known(checked.seen, checked.loaded.root, finished, earlier)
-    return {name: estimate for name, estimate in estimates(checked.graph, facts).items() if estimate.has_values}
+    return estimates(checked.graph, known_facts(checked, planned, earlier, prices_of(checked.loaded.recipe)))
 
 
 def _room_notes(checked: Checked, planned: Sequence[PlannedNode]) -> list[str]:
@@ -123,6 +126,9 @@ def run(
     recipe: Annotated[str, RECIPE],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     rerun_from: Annotated[str | None, RERUN_FROM] = None,
+    budget: Annotated[
+        float | None, typer.Option(min=0, help="money that it may cost; it stops at a checkpoint once it costs more")
+    ] = None,
 ) -> Printed[RunEnd]:
     """Run a recipe and follow it to its end.
 
@@ -131,6 +137,8 @@ def run(
     settings, rerun = overrides or [], _rerun(rerun_from)
     prepared = prepare(recipe, settings, rerun=rerun)
     prepared.require_single_run()
+    if budget is not None:
+        require_budget(prepared, prepared.graph, budget)
     planned = planned_nodes(prepared, prepared.repository)
     console.print(plan_table(prepared.loaded.recipe.name, planned))
     _room_notes(prepared, planned)
@@ -138,9 +146,11 @@ def run(
     import_prefect()
     from deployments.cli.following import follow  # Prefect takes a second to import, and `plan` does not need it
 
-    parameters = {"recipe": absolute(recipe), "overrides": settings}
+    parameters: dict[str, Any] = {"recipe": absolute(recipe), "overrides": settings}
     if rerun is not None:
         parameters["rerun_from"] = str(rerun)
+    if budget is not None:
+        parameters["budget"] = budget
     ended = follow("alignment/full", parameters, [node.name for node in planned], console)
     record = read_record(prepared.store, ended.run_id)
     report = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from rich.table import Table
@@ -12,9 +12,10 @@ from rlhf_core.artifacts.costs import StageCost, total
 from rlhf_core.config.engines.placement import Reservation
 from rlhf_core.config.prices import PricesConfig
 from rlhf_core.pipeline.estimates import Estimate
+from rlhf_core.pipeline.expectations import Range
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.record import NodeRecord, RunRecord
-from rlhf_core.report.formatting import compared_metrics, hours, main_metrics, money, with_interval
+from rlhf_core.report.formatting import amount, compared_metrics, hours, main_metrics, money, with_interval
 
 _SIDE_BY_SIDE = 4  # models, on a line of 80 characters
 _STYLES = {
@@ -37,21 +38,35 @@ def plan_table(recipe: str, nodes: Sequence[PlannedNode]) -> Table:
     return table
 
 
-def estimate_table(estimates: Mapping[str, Estimate]) -> Table:
+def estimate_table(estimates: Mapping[str, Estimate], prices: PricesConfig | None = None) -> Table:
     """Return the known costs of the nodes that must be computed."""
     table = Table(title="what it takes, as far as it can be seen here", title_justify="left")
-    for column in ("stage", "rows", "tokens", "steps", "time", "memory of a worker", "of an engine", "reserves"):
+    currency = "" if prices is None else prices.currency
+    costs = ["cost"] if prices is not None else []
+    for column in (
+        "stage",
+        "rows",
+        "tokens",
+        "steps",
+        "time",
+        *costs,
+        "memory of a worker",
+        "of an engine",
+        "reserves",
+    ):
         table.add_column(column, justify="left" if column in ("stage", "reserves") else "right", overflow="fold")
     for name, estimate in estimates.items():
         table.add_row(
             name, *(_count(value) for value in (estimate.rows, estimate.tokens, estimate.steps)),
-            "" if estimate.seconds is None else f"≈ {duration(estimate.seconds)}",
+            _range(estimate.time, duration),
+            *(_range(estimate.money, lambda value: f"{amount(value)} {currency}") for _ in costs),
             _gib(estimate.memory.worker), _gib(estimate.memory.engine),
             "\n".join([_reserved(estimate.reserves), *(f"{n}: {_reserved(r)}" for n, r in estimate.groups.items())]),
         )  # fmt: skip
-    if any(estimate.seconds is not None for estimate in estimates.values()):
+    if any(estimate.time is not None for estimate in estimates.values()):
         table.caption = (
-            "time: of the newest result in the store of the same stage (of the same name, if there is one), per step"
+            "time: median of the results in the store of the same stage, size of model and devices, per token or step; "
+            "in brackets the interval of 90 % of them (of few: from least to most; of one: half to twice)"
         )
         table.caption_justify = "left"
     return table
@@ -132,6 +147,12 @@ def _cost(cost: StageCost, prices: PricesConfig | None) -> str:
     kind, seconds = ("GPU", spent.gpu_seconds) if spent.gpu_seconds else ("core", spent.core_seconds)
     shown = money(spent, prices) or f"{hours(seconds)} {kind} h"
     return f"saved {shown}" if cost.saved.seconds else shown if spent.seconds else ""
+
+
+def _range(expected: Range | None, shown: Callable[[float], str]) -> str:
+    if expected is None:
+        return "not run before"
+    return f"≈ {shown(expected.expected)} ({shown(expected.low)} to {shown(expected.high)})"
 
 
 def _count(value: int | None) -> str:

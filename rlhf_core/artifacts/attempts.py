@@ -68,6 +68,11 @@ def attempts_at(store: Store, ref: ArtifactRef, manifest: Manifest | None) -> li
     return list(manifest.attempts) or [_of_earlier_release(manifest)]
 
 
+def attempt_of(manifest: Manifest) -> Attempt:
+    """Return the attempt that published it; of a manifest of earlier releases, all attempts as one."""
+    return manifest.attempts[-1] if manifest.attempts else _of_earlier_release(manifest)
+
+
 def _of_earlier_release(manifest: Manifest) -> Attempt:
     seconds = (manifest.finished_at - manifest.started_at).total_seconds()
     devices = manifest.device_seconds / seconds if seconds > 0 else 0.0

@@ -10,6 +10,7 @@ from pathlib import Path
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.chat.tokenizers import vocabulary
 from rlhf_core.config.engines.placement import Reservation
+from rlhf_core.config.prices import PricesConfig
 from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.config.stages.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.data.formats import format_of
@@ -18,6 +19,7 @@ from rlhf_core.graph.graph import Node
 from rlhf_core.models.folders.folder import read_config
 from rlhf_core.models.folders.headers import stored_tensors
 from rlhf_core.models.folders.scratch import architecture
+from rlhf_core.pipeline.expectations import Expectation, History, Range, Work
 from rlhf_core.pipeline.memory import Memory, Shape, memory
 from rlhf_core.preflight.lengths import tokenizer_of
 from rlhf_core.preflight.look import Seen
@@ -31,7 +33,8 @@ class Estimate:
     rows: int | None = None
     tokens: int | None = None  # of all epochs, trained or not
     steps: int | None = None  # of an optimizer, or of rollout and update
-    seconds: float | None = None
+    time: Range | None = None  # seconds; None: no result of the store is of such a stage
+    money: Range | None = None
     memory: Memory = field(default_factory=Memory)
     reserves: Reservation = field(default_factory=Reservation)
     groups: Mapping[str, Reservation] = field(default_factory=dict)  # parts of it by name
@@ -48,7 +51,9 @@ class Known:
     seen: Seen
     root: Path
     finished: Mapping[str, Manifest]  # results in the store, by node
-    earlier: Iterable[Manifest]  # all other results of the store
+    earlier: Iterable[Manifest]  # all results of the store
+    resumes_after: Mapping[str, int] = field(default_factory=dict)  # steps of checkpoints, by node
+    prices: PricesConfig | None = None
 
 
 def estimates(graph: Mapping[str, Node], facts: Known) -> dict[str, Estimate]:
@@ -61,18 +66,21 @@ class _Estimator:
     def __init__(self, graph: Mapping[str, Node], facts: Known) -> None:
         self._graph = graph
         self._facts = facts
-        self._earlier = sorted(facts.earlier, key=lambda manifest: manifest.finished_at, reverse=True)
+        self._history = History(facts.earlier)
         self._means: dict[tuple[str, BaseModel], float | None] = {}
 
     def of(self, node: Node) -> Estimate:
         rows = self._rows(node.inputs.get("dataset", node.name))
         steps = node.config.num_steps(rows)
         shape = self._shape(node)
+        tokens = self._tokens(node, rows)
+        expected = self._expected(node, shape, tokens, steps)
         return Estimate(
             rows=rows,
-            tokens=self._tokens(node, rows),
+            tokens=tokens,
             steps=steps,
-            seconds=self._seconds(node, steps),
+            time=None if expected is None else expected.seconds,
+            money=None if expected is None else expected.money,
             memory=Memory() if shape is None else memory(node.config, shape, self._shapes(node)),
             reserves=node.config.reserves(),
             groups=node.config.reservations(),
@@ -113,19 +121,16 @@ class _Estimator:
             return None  # preflight has reported the problem
         return sum(counts) / len(counts)
 
-    def _seconds(self, node: Node, steps: int | None) -> float | None:
-        """Return the seconds of the newest earlier result of the stage with this name, else of the same kind; per step
-        if it has steps.
-        """
-        same = [manifest for manifest in self._earlier if manifest.stage == node.stage.name]
-        earlier = next((m for m in same if m.name == node.name), same[0] if same else None)
-        if earlier is None:
-            return None
-        took = (earlier.finished_at - earlier.started_at).total_seconds()
-        if steps is None:
-            return took
-        before = earlier.metrics.get("steps", earlier.config.get("steps"))
-        return took / before * steps if isinstance(before, int) and before > 0 else None
+    def _expected(self, node: Node, shape: Shape | None, tokens: int | None, steps: int | None) -> Expectation | None:
+        after = self._facts.resumes_after.get(node.name, 0)
+        left = 1.0 if not steps else max(0, steps - after) / steps
+        work = Work(
+            parameters=None if shape is None else shape.parameters,
+            reserved=node.stage.reserves(node.config),
+            tokens=None if tokens is None else tokens * left,
+            steps=None if steps is None else steps * left,
+        )
+        return self._history.expect(node.stage.name, work, self._facts.prices)
 
     def _shapes(self, node: Node) -> dict[str, Shape]:
         """Return the shapes in the form that `memory` takes."""

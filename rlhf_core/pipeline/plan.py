@@ -22,6 +22,7 @@ class PlannedNode:
     why: str  # for compute: what differs from the newest artifact of the same node, and from where a killed job resumes
     reads: tuple[str, ...]  # the nodes whose results it reads
     manifest: Manifest | None  # of the reused result
+    resumes_after: int | None = None  # the step of the checkpoint that a job would resume from
 
 
 def plan(
@@ -49,18 +50,18 @@ def plan(
             results += listed
     planned = [_planned(node, manifests[node.name], reasons) for node in graph.values()]
     return [
-        replace(planned_node, why=planned_node.why + _resumes(node, repository.store))
-        if planned_node.action == "compute"
-        else planned_node
+        _resuming(planned_node, node, repository.store) if planned_node.action == "compute" else planned_node
         for node, planned_node in zip(graph.values(), planned, strict=True)
     ]
 
 
-def _resumes(node: Node, store: Store) -> str:
-    """Return the checkpoint that a killed job would resume from; empty if there is none."""
+def _resuming(planned: PlannedNode, node: Node, store: Store) -> PlannedNode:
+    """Return `planned` with the checkpoint that a killed job would resume from."""
     settings = node.config.checkpoints
     step = Checkpoints(store, node.ref).newest_step() if settings is not None and settings.resume else None
-    return "" if settings is None or step is None else f"; resumes {settings.position(step)}"
+    if settings is None or step is None:
+        return planned
+    return replace(planned, why=f"{planned.why}; resumes {settings.position(step)}", resumes_after=step)
 
 
 def _planned(node: Node, manifest: Manifest | None, reasons: Reasons) -> PlannedNode:

@@ -10,5 +10,10 @@ from flows.running import Row, run_recipe, stop_jobs
 
 
 @flow(name="few", on_cancellation=[stop_jobs], on_failure=[notify_failure], on_crashed=[notify_failure])
-def few(recipe: str, nodes: list[str]) -> list[Row] | State[Any]:
-    return run_recipe(recipe, [], only=nodes)
+def few(
+    recipe: str,
+    nodes: list[str],
+    overrides: list[str] = [],  # noqa: B006  Prefect copies it
+    budget: float | None = None,
+) -> list[Row] | State[Any]:
+    return run_recipe(recipe, overrides, only=nodes, budget=budget)

@@ -245,8 +245,8 @@ def test_the_shipped_deployments_register_with_typed_parameters(client: SyncPref
             "env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS)},
         }
     schema = full.parameter_openapi_schema or {}
-    types = {name: (field["type"], "description" in field) for name, field in schema["properties"].items()}
-    assert types == {"recipe": ("string", True), "overrides": ("array", True)}
+    types = {name: (field.get("type"), "description" in field) for name, field in schema["properties"].items()}
+    assert types == {"recipe": ("string", True), "overrides": ("array", True), "budget": (None, True)}
     assert (alone.parameter_openapi_schema or {})["required"] == ["node"]
     assert str(ROOT) not in (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
 

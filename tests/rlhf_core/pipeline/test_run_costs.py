@@ -30,7 +30,7 @@ def repository(tmp_path: Path) -> ArtifactRepository:
     Attempts(store, SFT).write(attempt("before"))
     Attempts(store, RL).write(attempt("now", outcome="running"))  # killed: nobody has its lease
     write_start(
-        store, RunStart(run_id="now", recipe=RECIPE, started_at=START, nodes={"sft": SFT, "rl": RL}, reused=("sft",))
+        store, RunStart(run_id="now", recipe=RECIPE, overrides=(), started_at=START, nodes={"sft": SFT, "rl": RL}, reused=("sft",))
     )
     return ArtifactRepository(store)
 
