@@ -77,7 +77,7 @@ def plan(
     earlier: list[Manifest] = []
     planned = planned_nodes(checked, repository, earlier)
     prices = prices_of(checked.loaded.recipe)
-    known = _estimates(checked, planned, earlier)
+    known = _estimates(checked, planned, earlier, repository)
     costs = {name: estimate for name, estimate in known.items() if estimate.has_values}
     notes = [*checked.notes, *answers]
     if rerun is not None:
@@ -107,8 +107,11 @@ def planned_nodes(
     return make_plan(checked.graph, repository, recipe=name, results=earlier)
 
 
-def _estimates(checked: Checked, planned: Sequence[PlannedNode], earlier: Sequence[Manifest]) -> dict[str, Estimate]:
-    return estimates(checked.graph, known_facts(checked, planned, earlier, prices_of(checked.loaded.recipe)))
+def _estimates(
+    checked: Checked, planned: Sequence[PlannedNode], earlier: Sequence[Manifest], repository: ArtifactRepository | None
+) -> dict[str, Estimate]:
+    prices = prices_of(checked.loaded.recipe)
+    return estimates(checked.graph, known_facts(checked, planned, earlier, prices, repository))
 
 
 def _room_notes(checked: Checked, planned: Sequence[PlannedNode]) -> list[str]:

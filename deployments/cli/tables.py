@@ -8,7 +8,7 @@ from datetime import timedelta
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_core.artifacts.costs import StageCost, total
+from rlhf_core.artifacts.costs import Part, StageCost, total
 from rlhf_core.config.engines.placement import Reservation
 from rlhf_core.config.prices import PricesConfig
 from rlhf_core.pipeline.estimates import Estimate
@@ -43,32 +43,28 @@ def estimate_table(estimates: Mapping[str, Estimate], prices: PricesConfig | Non
     table = Table(title="what it takes, as far as it can be seen here", title_justify="left")
     currency = "" if prices is None else prices.currency
     costs = ["cost"] if prices is not None else []
-    for column in (
-        "stage",
-        "rows",
-        "tokens",
-        "steps",
-        "time",
-        *costs,
-        "memory of a worker",
-        "of an engine",
-        "reserves",
-    ):
+    sizes = ("memory of a worker", "of an engine", "reserves")
+    for column in ("stage", "rows", "tokens", "steps", "time", *costs, *sizes):
         table.add_column(column, justify="left" if column in ("stage", "reserves") else "right", overflow="fold")
     for name, estimate in estimates.items():
         table.add_row(
             name, *(_count(value) for value in (estimate.rows, estimate.tokens, estimate.steps)),
             _range(estimate.time, duration),
             *(_range(estimate.money, lambda value: f"{amount(value)} {currency}") for _ in costs),
-            _gib(estimate.memory.worker), _gib(estimate.memory.engine),
+            _gib(estimate.memory.worker) or ("unknown" if estimate.unknown_memory else ""),
+            _gib(estimate.memory.engine),
             "\n".join([_reserved(estimate.reserves), *(f"{n}: {_reserved(r)}" for n, r in estimate.groups.items())]),
         )  # fmt: skip
+    captions = []
     if any(estimate.time is not None for estimate in estimates.values()):
-        table.caption = (
+        captions.append(
             "time: median of the results in the store of the same stage, size of model and devices, per token or step; "
             "in brackets the interval of 90 % of them (of few: from least to most; of one: half to twice)"
         )
-        table.caption_justify = "left"
+    reasons = dict.fromkeys(estimate.unknown_memory for estimate in estimates.values() if estimate.unknown_memory)
+    captions += [f"memory unknown: {reason}" for reason in reasons]
+    if captions:
+        table.caption, table.caption_justify = "\n".join(captions), "left"
     return table
 
 
@@ -93,7 +89,11 @@ def outcome_table(record: RunRecord, prices: PricesConfig | None = None) -> Tabl
 
 def cost_totals(costs: Sequence[StageCost], prices: PricesConfig | None) -> Iterator[str]:
     """Yield a line for what a run took itself, for attempts of other runs, and for what reuse saved."""
-    labels = {"own": "this run", "others": "attempts of other runs at these stages", "saved": "saved by reuse"}
+    labels: dict[Part, str] = {
+        "own": "this run",
+        "others": "attempts of other runs at these stages",
+        "saved": "saved by reuse",
+    }
     for part, label in labels.items():
         cost = total(costs, part)
         if cost.seconds or part == "own":

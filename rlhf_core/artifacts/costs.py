@@ -9,6 +9,8 @@ from typing import Literal
 from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.config.prices import PricesConfig
 
+Part = Literal["own", "others", "saved"]
+
 _HOUR = 3600.0
 _MILLION = 1e6
 
@@ -113,5 +115,5 @@ def stage_cost(
     )
 
 
-def total(costs: Iterable[StageCost], part: Literal["own", "others", "saved"]) -> Cost:
+def total(costs: Iterable[StageCost], part: Part) -> Cost:
     return sum((getattr(cost, part) for cost in costs), Cost())

@@ -37,12 +37,16 @@ class ExpectedMoney:
 
 
 def known_facts(
-    checked: Checked, planned: Sequence[PlannedNode], results: Sequence[Manifest], prices: PricesConfig | None
+    checked: Checked,
+    planned: Sequence[PlannedNode],
+    results: Sequence[Manifest],
+    prices: PricesConfig | None,
+    repository: ArtifactRepository | None,
 ) -> Known:
     """Return what estimates are made of."""
     finished = {node.name: node.manifest for node in planned if node.manifest is not None}
     resumes_after = {node.name: node.resumes_after for node in planned if node.resumes_after is not None}
-    return Known(checked.seen, checked.loaded.root, finished, results, resumes_after, prices)
+    return Known(checked.seen, checked.loaded.root, finished, results, resumes_after, prices, repository)
 
 
 def expected_money(by_stage: Mapping[str, Estimate]) -> ExpectedMoney:
@@ -86,7 +90,7 @@ def require_budget(prepared: Prepared, nodes: Mapping[str, Node], budget: float)
         raise RecipeError(
             f"a budget cannot bound {on_cores[0]}, which runs on cores: give their price in `prices.core`"
         )
-    by_stage = estimates(prepared.graph, known_facts(prepared, planned, results, prices))
+    by_stage = estimates(prepared.graph, known_facts(prepared, planned, results, prices, prepared.repository))
     expected = expected_money({name: by_stage[name] for name in computed})
     spent = sum((_spent(prepared.repository, nodes[name], prices) for name in computed), Cost()).money
     least = spent + (0.0 if expected.known is None else expected.known.low)

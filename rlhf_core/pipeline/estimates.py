@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlhf_core.artifacts.manifest import Manifest
-from rlhf_core.chat.tokenizers import vocabulary
+from rlhf_core.artifacts.manifest import Kind, Manifest
+from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.config.engines.placement import Reservation
 from rlhf_core.config.prices import PricesConfig
 from rlhf_core.config.stages.base import StageConfig
-from rlhf_core.config.stages.base_model import BaseModelConfig, FolderModel, ScratchModel
+from rlhf_core.config.stages.base_model import BaseModelConfig
 from rlhf_core.data.formats import format_of
 from rlhf_core.errors import StageError
 from rlhf_core.graph.graph import Node
-from rlhf_core.models.folders.folder import read_config
-from rlhf_core.models.folders.headers import stored_tensors
-from rlhf_core.models.folders.scratch import architecture
 from rlhf_core.pipeline.expectations import Expectation, History, Range, Work
 from rlhf_core.pipeline.memory import Memory, Shape, memory
+from rlhf_core.pipeline.shapes import ShapeUnknownError, shape_of
 from rlhf_core.preflight.lengths import tokenizer_of
 from rlhf_core.preflight.look import Seen
 from rlhf_core.preflight.model import BaseModel
 
+_MODELS = (Kind.BASE_MODEL, Kind.POLICY, Kind.REWARD_MODEL)
 _TOKENISED_ROWS = 200  # of each dataset, for the mean number of tokens
 
 
@@ -36,6 +34,7 @@ class Estimate:
     time: Range | None = None  # seconds; None: no result of the store is of such a stage
     money: Range | None = None
     memory: Memory = field(default_factory=Memory)
+    unknown_memory: str = ""  # why the memory is not known
     reserves: Reservation = field(default_factory=Reservation)
     groups: Mapping[str, Reservation] = field(default_factory=dict)  # parts of it by name
 
@@ -54,6 +53,7 @@ class Known:
     earlier: Iterable[Manifest]  # all results of the store
     resumes_after: Mapping[str, int] = field(default_factory=dict)  # steps of checkpoints, by node
     prices: PricesConfig | None = None
+    repository: ArtifactRepository | None = None  # of the results
 
 
 def estimates(graph: Mapping[str, Node], facts: Known) -> dict[str, Estimate]:
@@ -67,6 +67,7 @@ class _Estimator:
         self._graph = graph
         self._facts = facts
         self._history = History(facts.earlier)
+        self._shapes_of_bases: dict[str, tuple[Shape | None, str]] = {}  # or why it is unknown
         self._means: dict[tuple[str, BaseModel], float | None] = {}
 
     def of(self, node: Node) -> Estimate:
@@ -82,6 +83,7 @@ class _Estimator:
             time=None if expected is None else expected.seconds,
             money=None if expected is None else expected.money,
             memory=Memory() if shape is None else memory(node.config, shape, self._shapes(node)),
+            unknown_memory=self._unknown(node),
             reserves=node.config.reserves(),
             groups=node.config.reservations(),
         )
@@ -139,31 +141,30 @@ class _Estimator:
         return {start: shape for start, shape in shapes.items() if shape is not None}
 
     def _shape(self, node: Node) -> Shape | None:
+        """Return the shape of the model that `node` starts from; None if it has none, or if that is unknown."""
+        base = self._base(node)
+        return None if base is None else self._shape_of_base(base)[0]
+
+    def _unknown(self, node: Node) -> str:
+        """Return why the memory of a node is unknown; empty if it is known, or if the node holds no model."""
+        base = self._base(node)
+        holds = node.config.engines is not None or any(node.config.held_models())
+        return self._shape_of_base(base)[1] if base is not None and holds else ""
+
+    def _base(self, node: Node) -> Node | None:
+        """Return the first node of the line of models that `node` reads, or is."""
         while (start := node.inputs.get("model")) is not None:
             node = self._graph[start]
-        model, result = self._facts.seen.models.get(node.name), self._facts.finished.get(node.name)
-        counted = result.metrics.get("parameters") if result is not None else None
-        if model is None:
-            return None
-        return _shape(model.config, self._facts.root, counted if isinstance(counted, int) else None)
+        result = self._facts.finished.get(node.name)
+        is_model = isinstance(node.config, BaseModelConfig) or (result is not None and result.kind in _MODELS)
+        return node if is_model else None
 
-
-def _shape(config: BaseModelConfig, root: Path, parameters: int | None) -> Shape | None:
-    match config.source:
-        case ScratchModel() as source:
-            return Shape.of(
-                {**architecture(source), "vocab_size": len(vocabulary(source.words, images=source.vision is not None))},
-                parameters,
-            )
-        case FolderModel(path=path) if "://" not in path:
-            folder = root / path
+    def _shape_of_base(self, base: Node) -> tuple[Shape | None, str]:
+        if base.name not in self._shapes_of_bases:
             try:
-                return Shape.of(read_config(folder), parameters or _stored_parameters(folder))
-            except StageError:
-                return None  # preflight has reported the problem
-        case _:
-            return None
-
-
-def _stored_parameters(folder: Path) -> int:
-    return sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
+                result = self._facts.finished.get(base.name)
+                shape = shape_of(base, self._facts.root, result, self._facts.repository)
+                self._shapes_of_bases[base.name] = shape, ""
+            except ShapeUnknownError as error:
+                self._shapes_of_bases[base.name] = None, str(error)
+        return self._shapes_of_bases[base.name]

@@ -67,7 +67,8 @@ def test_a_run_is_stopped_once_its_attempts_cost_more_killed_ones_too(tmp_path: 
     reused = ArtifactRef(stage="base", key="b" * 64)
     Attempts(store, reused).write(attempt("before"))
     Attempts(store, SFT).write(attempt("before", outcome="killed"))
-    start = RunStart(run_id="now", recipe={}, overrides=(), started_at=START, nodes={"base": reused, "sft": SFT}, reused=("base",))
+    nodes = {"base": reused, "sft": SFT}
+    start = RunStart(run_id="now", recipe={}, overrides=(), started_at=START, nodes=nodes, reused=("base",))
     watch = BudgetWatch(ArtifactRepository(store), 3.0, PRICES)
     assert watch.look(start) == ""
     stopped = threading.Event()
