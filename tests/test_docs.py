@@ -118,7 +118,7 @@ def whole(block: dict[str, Any]) -> dict[str, Any]:
     """A recipe that holds `block`, completed by what the page leaves out."""
     if "name" in block:
         return block
-    given = {name: stage for name, stage in block.items() if name != "data"}
+    given = {name: stage for name, stage in block.items() if name not in ("data", "prices")}
     order = given if "base" in given and len(given) > 1 else REST | given
     if "evaluation" not in given and "evaluation" in order:
         order = {name: stage for name, stage in order.items() if name != "evaluation"} | {"evaluation": {}}
@@ -128,7 +128,8 @@ def whole(block: dict[str, Any]) -> dict[str, Any]:
         for name, form in datasets(stages)
         if not makes_dataset(stages, name)
     }
-    return {"name": "page", "data": joined(data, block.get("data", {})), **stages}
+    prices = {"prices": block["prices"]} if "prices" in block else {}
+    return {"name": "page", "data": joined(data, block.get("data", {})), **prices, **stages}
 
 
 def makes_dataset(stages: Mapping[str, Any], name: str) -> bool:

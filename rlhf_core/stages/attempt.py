@@ -112,7 +112,8 @@ class RecordedAttempt:
             "energy": self._energy(),
         }  # fmt: skip
         if self._checkpoints is not None and self._progress is not None:
-            update |= {"resumed_after": self._checkpoints.resumed_after, "step": self._progress.step}
+            steps = [step for step in (self._progress.step, self._checkpoints.committed) if step is not None]
+            update |= {"resumed_after": self._checkpoints.resumed_after, "step": max(steps, default=None)}
         return self._attempt.model_copy(update=update)
 
     def _energy(self) -> dict[str, float]:

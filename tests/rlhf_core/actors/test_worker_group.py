@@ -19,6 +19,7 @@ from rlhf_core.actors.placement import reserve
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.errors import RewardError, StageError
+from rlhf_core.system.metering import METER
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("ray_cluster")]
 register_pickle_by_value(sys.modules[__name__])  # the actors cannot import a test module
@@ -116,7 +117,8 @@ def test_a_call_aside_runs_beside_the_others(group: RayWorkerGroup[Worker]) -> N
         failing()
 
 
-def test_two_groups_share_a_reservation(ray_cluster: None) -> None:
+def test_two_groups_share_a_reservation_and_tell_their_peaks_when_they_leave(ray_cluster: None) -> None:
+    METER.clear()
     with reserve([{"CPU": 0.25}, {"CPU": 0.5}]) as both, ExitStack() as stack:
         groups = [
             RayWorkerGroup(Placement(cpus_per_worker=cpus), Worker, placement_group=both, first_bundle=bundle)
@@ -125,6 +127,9 @@ def test_two_groups_share_a_reservation(ray_cluster: None) -> None:
         for group in groups:
             stack.callback(group.shutdown)
         assert [group.scatter(Worker.add, [1], 10) for group in groups] == [[11], [11]]
+    _, left = METER.snapshot()
+    assert [name for name, _ in left] == ["rank 0", "rank 0"]
+    assert all(use.host_bytes > 100 << 20 and use.device_bytes == 0 and not use.joules for _, use in left)
 
 
 def test_an_error_of_ours_keeps_its_type_and_names_the_rank(group: RayWorkerGroup[Worker]) -> None:

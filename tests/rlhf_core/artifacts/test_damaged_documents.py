@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlhf_core.artifacts.aliases import read_alias
+from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.leases import holder_of, lease_path
 from rlhf_core.artifacts.local_store import LocalStore
@@ -19,7 +20,7 @@ from rlhf_core.artifacts.repository import ArtifactRepository, blob_path, manife
 from rlhf_core.artifacts.rounds import Rounds
 from rlhf_core.artifacts.verification import repair, verify
 from rlhf_core.errors import IntegrityError, StoreError
-from rlhf_core.pipeline.record import read_record
+from rlhf_core.pipeline.record import read_record, read_start
 from tests.rlhf_core.artifacts.manifests import manifest, published
 
 REF = manifest("made").ref
@@ -34,6 +35,8 @@ READERS: dict[str, Read] = {
     "loops/bot/000001/end.json": lambda repository: Rounds(repository.store, "bot").end_of(1),
     "loops/bot/000001/start.json": lambda repository: Rounds(repository.store, "bot").start_of(1),
     "runs/one/run.json": lambda repository: read_record(repository.store, "one"),
+    "runs/one/start.json": lambda repository: read_start(repository.store, "one"),
+    f"{REF.path}/attempts/20260102T030405000000-a.json": lambda repository: Attempts(repository.store, REF).all(),
     lease_path(REF): lambda repository: holder_of(repository.store, REF),
 }
 
