@@ -8,7 +8,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from deployments.cli.main import app
 from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
@@ -47,6 +49,15 @@ def test_what_bounds_nothing_is_refused(tmp_path: Path, overrides: list[str], me
     run = prepared(tmp_path, *overrides)
     with pytest.raises(RecipeError, match=message):
         require_budget(run, run.graph, 1.0)
+
+
+def test_a_plan_says_what_it_cannot_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(tmp_path)
+    monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "stack"))
+    said = CliRunner().invoke(app, ["plan", str(tmp_path / "bounded.yaml"), CORES])
+    assert said.exit_code == 0, said.output
+    assert "estimated cost: unknown, not run before: base, data.talks, sft" in said.output
 
 
 def test_what_was_spent_before_counts_and_a_larger_budget_goes_on(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from deployments.cli.main import app
+from deployments.cli.tables import cost_totals, outcome_table
 from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
@@ -67,6 +70,28 @@ def test_another_price_recomputes_and_json_has_each_attempt(
     assert answer["stages"][0]["attempts"][0]["cost"]["gpu_seconds"] == 2000
     table = CliRunner().invoke(app, ["cost", "now"]).output
     assert "this run: 2.20 EUR (0.556 GPU hours, 2.78 core hours)" in table
+
+
+def test_the_last_table_of_a_run_has_what_stages_cost_and_reuse_saved() -> None:
+    nodes = (
+        NodeRecord(name="sft", ref=SFT, outcome="reused", attempts=(attempt("before"),)),
+        NodeRecord(name="rl", ref=RL, outcome="computed", attempts=(attempt("now", outcome="killed"), attempt("now"))),
+    )
+    record = RunRecord(run_id="now", recipe=RECIPE, overrides=(), started_at=START, finished_at=START, nodes=nodes)
+    shown = StringIO()
+    console = Console(file=shown, width=120)
+    console.print(outcome_table(record, PRICES))
+    console.print(outcome_table(record))
+    for line in cost_totals(record.costs(PRICES), PRICES):
+        console.print(line)
+    text = shown.getvalue()
+    for expected in (
+        "saved 2.20 EUR", "4.40 EUR", "saved 0.556 GPU h", "1.11 GPU h",
+        "this run: 4.40 EUR (1.11 GPU hours, 5.56 core hours)",
+        "saved by reuse: 2.20 EUR (0.556 GPU hours, 2.78 core hours)",
+    ):  # fmt: skip
+        assert expected in text
+    assert "other runs" not in text
 
 
 def test_prices_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
