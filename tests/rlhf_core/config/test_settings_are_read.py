@@ -32,6 +32,7 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")
 USED_OTHERWISE = {
     "SeededConfig.seed": "seed_of returns it",
     "SupervisedConfig.max_steps": "count_steps is at most this",
+    "PricesConfig.judges": "PricesConfig.judge returns one of them",
     "ArtifactConfig.on_overlap": "compares_overlap is read",
     **dict.fromkeys(
         ("RewardedConfig.engine", "RewardedConfig.placement"), "RewardedConfig.readers returns them"
