@@ -26,6 +26,7 @@ _PARALLEL_READS = 16
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FOLDER = re.compile(r"stages/(?P<stage>[^/]+)/(?P<key>[0-9a-f]{64})/(?P<rest>.+)")
 _UPLOADS = re.compile(r"uploads/[0-9a-f]{32}\.json")
+_ATTEMPT = re.compile(r"attempts/[^/]+\.json")
 _CHECKPOINT = re.compile(r"checkpoints/[0-9]{12}-[0-9a-f]{12}/[^/]+")
 
 Blobs = frozenset[bytes]  # by SHA-256
@@ -150,7 +151,8 @@ def _known(rest: str) -> str:
         return rest.removesuffix(".json")
     if _UPLOADS.fullmatch(rest):
         return "uploads"
-    return "of a job" if _CHECKPOINT.fullmatch(rest) or rest.startswith("live/") else ""
+    of_a_job = _CHECKPOINT.fullmatch(rest) or _ATTEMPT.fullmatch(rest) or rest.startswith("live/")
+    return "of a job" if of_a_job else ""
 
 
 def parsed_leniently(kind: type[Document], path: str, data: bytes) -> Document:

@@ -14,6 +14,7 @@ import pytest
 
 from rlhf_core.artifacts import deletions as fence
 from rlhf_core.artifacts.aliases import move_alias
+from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.deletions import DELETING, Deletions
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
@@ -29,6 +30,7 @@ from rlhf_core.garbage.collection import GarbageCollection
 from rlhf_core.garbage.keep import Keep, described, parse_keep
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_needs, write_record
 from tests.rlhf_core.artifacts.manifests import manifest, published
+from tests.rlhf_core.artifacts.test_costs import attempt
 
 pytestmark = pytest.mark.parts
 
@@ -179,11 +181,14 @@ def test_checkpoints_go_when_their_stage_has_ended_or_was_given_up(local: Artifa
         Checkpoints(store, ref).commit(
             Checkpoint(name=name, step=7, ranks=1, files=(file,), libraries={}, created_at=LONG_AGO)
         )
+        Attempts(store, ref).write(attempt("failed"))
     month = parse_keep(["blobs=0m"])
     assert collected(store, month) == 3  # the checkpoint of what is done, and the bytes of what is not
     assert Checkpoints(store, given_up.ref).newest_step() == 7
-    assert collected(store) == 2
+    assert [len(Attempts(store, ref).all()) for ref in (done.ref, given_up.ref)] == [1, 1]
+    assert collected(store) == 3  # the attempt, too
     assert (names(local), store.list(f"{given_up.ref.path}/")) == ({"done"}, [])
+    assert len(Attempts(store, done.ref).all()) == 1
 
 
 class InterruptedStore(LocalStore):
