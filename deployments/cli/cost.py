@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 
-from deployments.cli.console import console
+from deployments.cli import panels
+from deployments.cli.completion import run_ids
+from deployments.cli.documents import RunCost
+from deployments.cli.output import Printed, printing
 from deployments.cli.tables import cost_totals, duration
 from rlhf_core.artifacts.attempt import Attempt
-from rlhf_core.artifacts.costs import Cost, cost_of, total
+from rlhf_core.artifacts.costs import Cost, cost_of
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.run_costs import RunCosts, run_costs
@@ -23,20 +26,19 @@ from rlhf_core.report.formatting import hours, money
 app = typer.Typer()
 
 
-@app.command()
+@printing(app, panels.RESULTS)
 def cost(
-    run: Annotated[str, typer.Argument(help="id of a run of a recipe, as the Prefect UI shows it")],
+    run: Annotated[str, typer.Argument(help="id of a run, as `alignment runs` lists it", autocompletion=run_ids)],
     prices: Annotated[Path | None, typer.Option(help="a YAML file with other prices than the run's")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-) -> None:
+) -> Printed[RunCost]:
     """Show what a run took and cost, by stage and attempt, and what reuse saved; also of one that runs."""
     costs = run_costs(ArtifactRepository(open_store(store_url())), run, None if prices is None else read_prices(prices))
-    if as_json:
-        console.print_json(json.dumps(_as_json(costs)))
-        return
-    console.print(_table(costs))
-    for line in cost_totals(costs.stages, costs.prices):
-        console.print(line, highlight=False)
+    return Printed(RunCost.of(run, costs), _text(costs))
+
+
+def _text(costs: RunCosts) -> Iterator[RenderableType]:
+    yield _table(costs)
+    yield from cost_totals(costs.stages, costs.prices)
 
 
 def _table(costs: RunCosts) -> Table:
@@ -66,40 +68,9 @@ def _add(table: Table, name: str, outcome: str, cost: Cost, costs: RunCosts) -> 
 
 
 def _ended(attempt: Attempt) -> str:
-    steps = "" if attempt.step is None else f", steps {attempt.resumed_after or 0} to {attempt.step}"
+    steps = "" if attempt.step is None else f", from {attempt.resumed_after or 0} to {attempt.step}"
     return f"{attempt.outcome}{steps}" + (f": {attempt.reason}" if attempt.reason else "")
 
 
 def _energy(cost: Cost) -> str:
     return ", ".join(f"{joules / 3.6e6:.3g} kWh {kind}" for kind, joules in cost.joules.items())
-
-
-def _as_json(costs: RunCosts) -> dict[str, Any]:
-    parts = ("own", "others", "saved")
-    return {
-        "recipe": costs.recipe,
-        "currency": None if costs.prices is None else costs.prices.currency,
-        "stages": [
-            {
-                "stage": stage.name,
-                "outcome": stage.outcome,
-                **{part: _plain(getattr(stage, part), costs) for part in parts},
-                "attempts": [
-                    {**attempt.model_dump(mode="json"), "cost": _plain(cost_of([attempt], costs.prices), costs)}
-                    for attempt in stage.attempts
-                ],
-            }
-            for stage in costs.stages
-        ],
-        "own": _plain(total(costs.stages, "own"), costs),
-        "others": _plain(total(costs.stages, "others"), costs),
-        "saved": _plain(total(costs.stages, "saved"), costs),
-    }
-
-
-def _plain(cost: Cost, costs: RunCosts) -> dict[str, Any]:
-    return {
-        **asdict(cost),
-        "money": None if costs.prices is None else cost.money,
-        "unpriced": sorted(cost.unpriced),
-    }

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from rlhf_core.artifacts.attempt import Attempt
+from rlhf_core.artifacts.costs import Cost, StageCost, cost_of, total
 from rlhf_core.artifacts.manifest import Manifest, MetricValue
+from rlhf_core.config.prices import PricesConfig
 from rlhf_core.pipeline.estimates import Estimate
 from rlhf_core.pipeline.record import NodeRecord, RunRecord
+from rlhf_core.pipeline.run_costs import RunCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,7 @@ class Plan:
     recipe: str
     stages: Sequence[PlannedStage]
     left_out: Mapping[str, str]
+    currency: str | None  # of the estimates' money; None: no prices are set
     notes: Sequence[str]
 
 
@@ -177,6 +182,73 @@ class RunLine:
 @dataclass(frozen=True, slots=True)
 class Runs:
     runs: Sequence[RunLine]
+
+
+@dataclass(frozen=True, slots=True)
+class CostLine:
+    seconds: float
+    device_seconds: float
+    gpu_seconds: float
+    core_seconds: float
+    gib_seconds: float
+    joules: Mapping[str, float]
+    judge_calls: int
+    judge_tokens: int
+    money: float | None  # of what has a price; None: no prices are set
+    unpriced: Sequence[str]
+
+    @classmethod
+    def of(cls, cost: Cost, prices: PricesConfig | None) -> CostLine:
+        return cls(
+            cost.seconds, cost.device_seconds, cost.gpu_seconds, cost.core_seconds, cost.gib_seconds, cost.joules,
+            cost.judge_calls, cost.judge_tokens, None if prices is None else cost.money, sorted(cost.unpriced),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLine:
+    attempt: Attempt
+    cost: CostLine
+
+
+@dataclass(frozen=True, slots=True)
+class StageCostLine:
+    name: str
+    outcome: str
+    own: CostLine  # of this run's attempts
+    others: CostLine  # of attempts of other runs
+    saved: CostLine  # by reuse
+    attempts: Sequence[AttemptLine]
+
+    @classmethod
+    def of(cls, stage: StageCost, prices: PricesConfig | None) -> StageCostLine:
+        parts = (CostLine.of(part, prices) for part in (stage.own, stage.others, stage.saved))
+        attempts = [AttemptLine(each, CostLine.of(cost_of([each], prices), prices)) for each in stage.attempts]
+        return cls(stage.name, stage.outcome, *parts, attempts)
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    run: str
+    recipe: str
+    currency: str | None
+    own: CostLine
+    others: CostLine
+    saved: CostLine
+    stages: Sequence[StageCostLine]
+
+    @classmethod
+    def of(cls, run: str, costs: RunCosts) -> RunCost:
+        prices, stages = costs.prices, costs.stages
+        return cls(
+            run,
+            costs.recipe,
+            None if prices is None else prices.currency,
+            CostLine.of(total(stages, "own"), prices),
+            CostLine.of(total(stages, "others"), prices),
+            CostLine.of(total(stages, "saved"), prices),
+            [StageCostLine.of(stage, prices) for stage in stages],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,8 @@ def plan(
         PlannedStage(node.name, node.ref.full, node.action, node.why, node.reads, costs.get(node.name))
         for node in planned
     ]
-    printed = partial(Plan, checked.loaded.recipe.name, stages, checked.left_out)
+    currency = None if prices is None else prices.currency
+    printed = partial(Plan, checked.loaded.recipe.name, stages, checked.left_out, currency)
     try:
         notes += _room_notes(checked, planned)
     except StageError as error:  # the plan is shown all the same

@@ -166,7 +166,7 @@ class StoreReader:
 
 
 def _run(run_id: str, start: RunStart | None, record: RunRecord | None) -> Run | None:
-    if record is not None and (start is None or start.started_at <= record.started_at):
+    if record is not None and record.is_newest(start):
         nodes = {node.name: node.ref for node in record.nodes}
         return Run(run_id, record.recipe, record.overrides, record.started_at, record, nodes)
     if start is not None:  # running for the first time, or again

@@ -63,6 +63,10 @@ class RunRecord(Config):
     finished_at: datetime
     nodes: tuple[NodeRecord, ...]
 
+    def is_newest(self, start: RunStart | None) -> bool:
+        """Return whether the run has not been started again since."""
+        return start is None or start.started_at <= self.started_at
+
     @property
     def succeeded(self) -> bool:
         return all(node.outcome in ("reused", "computed") for node in self.nodes)

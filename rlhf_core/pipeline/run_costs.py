@@ -32,6 +32,8 @@ def run_costs(repository: ArtifactRepository, run_id: str, prices: PricesConfig 
     if "/" in run_id or not is_path(run_id):
         raise StoreError(f"`{run_id}` is no id of a run: the Prefect UI and `alignment run` show it")
     record, start = read_record(repository.store, run_id), read_start(repository.store, run_id)
+    if record is not None and not record.is_newest(start):
+        record = None  # it runs again
     known = record or start
     if known is None:
         raise StoreError(f"{repository.store.url} knows no run {run_id}: the Prefect UI and `alignment run` show ids")

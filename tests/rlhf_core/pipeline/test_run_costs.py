@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 
@@ -33,7 +33,10 @@ def repository(tmp_path: Path) -> ArtifactRepository:
     Attempts(store, SFT).write(attempt("before"))
     Attempts(store, RL).write(attempt("now", outcome="running"))  # killed: nobody has its lease
     write_start(
-        store, RunStart(run_id="now", recipe=RECIPE, overrides=(), started_at=START, nodes={"sft": SFT, "rl": RL}, reused=("sft",))
+        store,
+        RunStart(
+            run_id="now", recipe=RECIPE, overrides=(), started_at=START, nodes={"sft": SFT, "rl": RL}, reused=("sft",)
+        ),
     )
     return ArtifactRepository(store)
 
@@ -47,6 +50,14 @@ def test_a_run_that_was_killed_is_known_by_its_attempts(repository: ArtifactRepo
         run_costs(repository, "other")
     with pytest.raises(StoreError, match="is no id of a run"):
         run_costs(repository, "../x")
+
+
+def test_a_run_that_runs_again_is_known_by_its_attempts(repository: ArtifactRepository) -> None:
+    node = NodeRecord(name="rl", ref=RL, outcome="failed")
+    before = START - timedelta(hours=1)
+    record = RunRecord(run_id="now", recipe=RECIPE, overrides=(), started_at=before, finished_at=START, nodes=(node,))
+    write_record(repository.store, record)
+    assert [stage.outcome for stage in run_costs(repository, "now").stages] == ["reused", "killed"]
 
 
 def test_another_price_recomputes_and_json_has_each_attempt(
@@ -66,7 +77,7 @@ def test_another_price_recomputes_and_json_has_each_attempt(
     assert said.exit_code == 0, said.output
     answer = json.loads(said.output)
     assert (answer["currency"], answer["own"]["money"], answer["saved"]["money"]) == ("USD", pytest.approx(20.0), 0.0)
-    assert answer["stages"][0]["attempts"][0]["outcome"] == "killed"
+    assert answer["stages"][0]["attempts"][0]["attempt"]["outcome"] == "killed"
     assert answer["stages"][0]["attempts"][0]["cost"]["gpu_seconds"] == 2000
     table = CliRunner().invoke(app, ["cost", "now"]).output
     assert "this run: 2.20 EUR (0.556 GPU hours, 2.78 core hours)" in table
