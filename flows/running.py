@@ -172,9 +172,7 @@ def _submit(nodes: Mapping[str, Node], runner: StageRunner) -> Futures:
     return futures
 
 
-def _start(
-    prepared: Prepared, overrides: Sequence[str], started_at: datetime, nodes: Mapping[str, Node]
-) -> RunStart:
+def _start(prepared: Prepared, overrides: Sequence[str], started_at: datetime, nodes: Mapping[str, Node]) -> RunStart:
     """Return what the run is about to compute. What its first attempt computed is not reused in a retry of it."""
     run_id = str(runtime.flow_run.id)
     earlier = read_start(prepared.store, run_id)

@@ -44,6 +44,7 @@ class PartialRows:
             for file in candidate.files:
                 self._checkpoint_of_part.setdefault(file.path, candidate)
         if self._kept:
+            self._context.checkpoints.resumed_after = self._kept
             self._context.progress(0, 0, f"resumes {self._config.position(self._kept)}")
         return self
 

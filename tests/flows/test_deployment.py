@@ -246,7 +246,12 @@ def test_the_shipped_deployments_register_with_typed_parameters(client: SyncPref
         }
     schema = full.parameter_openapi_schema or {}
     types = {name: (field.get("type"), "description" in field) for name, field in schema["properties"].items()}
-    assert types == {"recipe": ("string", True), "overrides": ("array", True), "budget": (None, True)}
+    assert types == {
+        "recipe": ("string", True),
+        "overrides": ("array", True),
+        "rerun_from": ("string", True),
+        "budget": (None, True),
+    }
     assert (alone.parameter_openapi_schema or {})["required"] == ["node"]
     assert str(ROOT) not in (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
 
