@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.evaluation.intervals import Estimate, paired_difference
 
 Completions = Literal["greedy", "sampled"]
@@ -20,12 +21,41 @@ def compare(
 
     before, after: rows of `samples.jsonl` of two evaluations (stages/evaluation.py).
     completions: the score of each prompt's greedy completion, or the mean score of its sampled ones.
-    Raises ValueError if their prompts differ, or there are no such scores.
+    Raises ValueError if their prompts or the expected answers differ, or there are no such scores.
     """
     old, new = _scores(before, scorer, completions), _scores(after, scorer, completions)
-    if old.keys() != new.keys():
+    if old.keys() != new.keys() or _questions(before) != _questions(after):
         raise ValueError("the two evaluations have different prompts, so their scores cannot be compared")
+    if not old:
+        raise ValueError("the two evaluations have no prompts")
     return paired_difference(list(old.values()), [new[prompt] for prompt in old], seed=0)
+
+
+def require_comparable(before: Manifest, after: Manifest, scorer: str) -> None:
+    """Raise ValueError, in one sentence, if two evaluations scored differently. `compare` looks at their prompts."""
+    mine, other = _conditions(before, scorer), _conditions(after, scorer)
+    differing = [name for name in mine if mine[name] != other[name]]
+    if differing:
+        raise ValueError(
+            f"the evaluations {before.ref} and {after.ref} have different {', '.join(differing)}, so their scores "
+            f"cannot be compared"
+        )
+
+
+def _conditions(evaluation: Manifest, scorer: str) -> dict[str, Any]:
+    """Return what the scores of an evaluation depend on beside the model and the prompts."""
+    scorers = evaluation.config.get("scorers", {})
+    return {
+        f"scorers ({scorer})": scorers.get(scorer),
+        "models that judge": {k: ref for k, ref in evaluation.parents.items() if k not in ("model", "dataset")},
+        "sampling": evaluation.config.get("sampling"),
+        "environments": evaluation.config.get("environment"),
+        "user files": evaluation.user_files,
+    }
+
+
+def _questions(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    return {row["id"]: (row.get("prompt"), row.get("answer")) for row in rows}
 
 
 def _scores(rows: Sequence[Mapping[str, Any]], scorer: str, completions: Completions) -> dict[str, float]:

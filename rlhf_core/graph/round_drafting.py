@@ -8,12 +8,12 @@ from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.rounds import RoundStart
 from rlhf_core.config.base import Reads, Role
 from rlhf_core.config.inputs import InputSetting, input_settings
-from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.config.stages.loop import ACCEPTED, LoopConfig, RoundConfig, RoundPromptsConfig
 from rlhf_core.config.stages.outputs import ArtifactConfig
 from rlhf_core.contract import KINDS_OF_ROLE
 from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.graph.drafting import Draft, Drafter, Find
+from rlhf_core.graph.evaluations import evaluation_node, score_problem
 from rlhf_core.recipe.recipe import Recipe
 from rlhf_core.stages.table import STAGES
 
@@ -121,25 +121,11 @@ class RoundDrafter(Drafter):
     def _evaluation(self, model: str) -> str:
         """Return the node that evaluates `model` for the gate."""
         gate = self.loop.gate
-        name, place = gate.evaluation, "loop.gate.evaluation"
-        evaluations = {name: stage for name, stage in self.recipe.stages.items() if isinstance(stage, EvaluationConfig)}
-        config = evaluations.get(name)
-        if config is None:
-            raise RecipeError(
-                f"{place}: there is no stage `evaluation` called `{name}`{did_you_mean(name, evaluations)}; there are "
-                f"{', '.join(evaluations) or 'none'}"
-            )
-        if f"{name}.{model}" not in self.nodes:
-            raise RecipeError(
-                f"{place}: `{name}` does not evaluate `{model}`: add it to {name}.models, or leave that out for all"
-            )
-        if gate.scorer is not None and gate.scorer not in config.scorers:
-            raise RecipeError(
-                f"loop.gate.scorer: `{name}` has no scorer `{gate.scorer}`; it has {', '.join(config.scorers)}"
-            )
-        if gate.completions == "sampled" and not config.samples:
-            raise RecipeError(f"loop.gate.completions: `{name}` samples none: raise {name}.samples, or compare greedy")
-        return f"{name}.{model}"
+        node = evaluation_node(self.recipe, self.nodes, "loop.gate.evaluation", gate.evaluation, model)
+        problem = score_problem(self.recipe, "loop.gate", gate.evaluation, gate.scorer, gate.completions)
+        if problem is not None:
+            raise RecipeError(problem)
+        return node
 
     def _above(self, node: str) -> Iterator[str]:
         """Yield all nodes that `node` depends on, some more than once."""

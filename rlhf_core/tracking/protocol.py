@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 METRICS_FILE = "metrics.jsonl"  # in an artifact: one line per logged step
 TRACKING_FOLDER = "tracking"  # in an artifact: the files of the other trackers
 SAMPLES_FILE = "samples.jsonl"  # in the artifact of an evaluation: one line per prompt
+VERDICT_FILE = "verdict.json"  # in the artifact of a gate
 
 PROGRESS_PREFIX = "@progress "
 ERROR_PREFIX = "@error "
