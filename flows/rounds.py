@@ -100,7 +100,7 @@ def _end(loop: Rounds, prepared: Prepared, run_id: str) -> RoundEnd:
         raise StageError(f"{node.ref} is gone from the store: run again")
     candidate, reason = node.input_refs["candidate"], str(record.metrics["reason"])
     accepted = record.metrics["accepted"] == 1
-    moved_by_others = loop.accept(start, candidate, reason) if accepted else ""
+    moved_by_others = loop.accept(start, candidate, reason, node.ref) if accepted else ""
     end = RoundEnd(
         number=start.number,
         verdict="accepted" if accepted and not moved_by_others else "refused",

@@ -1,8 +1,7 @@
-"""`alignment artifacts`, `show`, `pull`, `report`, `alias` and `lineage`: the content of the store and its lineage."""
+"""`alignment artifacts`, `show`, `pull`, `report` and `lineage`: the content of the store and its lineage."""
 
 from __future__ import annotations
 
-from getpass import getuser
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +14,6 @@ from rich.tree import Tree
 from deployments.cli import panels
 from deployments.cli.completion import artifact_names, run_ids
 from deployments.cli.documents import (
-    Aliases,
-    AliasLine,
     Ancestors,
     ArtifactLine,
     Artifacts,
@@ -29,7 +26,6 @@ from deployments.cli.output import Printed, printing
 from deployments.cli.reports import copy_report
 from deployments.cli.signals import end_in_order
 from deployments.cli.tables import duration, size_text
-from rlhf_core.artifacts.aliases import Alias, list_aliases, move_alias
 from rlhf_core.artifacts.lineage import lineage as find_lineage
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.opening import open_store, store_url
@@ -109,45 +105,6 @@ def pull(
         repository.get_folder({file.path: file.sha256 for file in files}, partial_folder)
         partial_folder.rename(target)
     return Printed(Pulled(ref.full, target), [f"{ref} → {target}"])
-
-
-@printing(app, panels.MODELS)
-def alias(
-    name: Annotated[str | None, typer.Argument(help="model/alias, such as support-bot/champion")] = None,
-    artifact: Annotated[str | None, ARTIFACT] = None,
-    reason: Annotated[str, typer.Option(help="kept with the alias")] = "",
-) -> Printed[Aliases]:
-    """Point an alias at an artifact, or list the aliases.
-
-    Recipes start from it by `{stage: artifact, ref: support-bot/champion}`. Without arguments: list all.
-    """
-    repository = _repository()
-    if name is None:
-        listed = list_aliases(repository.store)
-        return Printed(Aliases([_alias_line(each, at) for each, at in listed.items()]), [_alias_table(listed)])
-    model, slash, short = name.partition("/")
-    if not slash:
-        raise StoreError(f"`{name}`: give the model's name too, such as support-bot/{name}")
-    if artifact is None:
-        raise StoreError(f"{name}: give the artifact too that it is to point at; `alignment alias` lists aliases")
-    moved = move_alias(repository.store, model, short, repository.find(artifact).ref, by=getuser(), reason=reason)
-    repository.find(moved.manifest.full)  # a garbage collection may have deleted it at the same moment
-    before = f", before {moved.previous}" if moved.previous is not None else ""
-    return Printed(Aliases([_alias_line(name, moved)]), [f"{name} → {moved.manifest}{before}"])
-
-
-def _alias_line(name: str, alias: Alias) -> AliasLine:
-    previous = None if alias.previous is None else alias.previous.full
-    return AliasLine(name, alias.manifest.full, previous, alias.by, alias.reason, alias.moved_at)
-
-
-def _alias_table(aliases: dict[str, Alias]) -> Table:
-    table = Table()
-    for column in ("alias", "artifact", "since", "by", "reason"):
-        table.add_column(column, overflow="fold", no_wrap=column in ("alias", "artifact", "since"))
-    for name, alias in aliases.items():
-        table.add_row(name, str(alias.manifest), f"{alias.moved_at:%Y-%m-%d %H:%M}", alias.by, alias.reason)
-    return table
 
 
 @printing(app, panels.RESULTS)

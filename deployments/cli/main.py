@@ -26,6 +26,7 @@ from deployments.cli import (
     init,
     loop,
     merging,
+    registry,
     run,
     run_list,
     running,
@@ -46,7 +47,7 @@ from rlhf_core.errors import did_you_mean
 from rlhf_core.system.variables import check_all
 
 _MODULES = (
-    stack, init, run, loop, try_stage, ui, running, run_list, diff, cost, artifacts,
+    stack, init, run, loop, try_stage, ui, running, run_list, diff, cost, artifacts, registry,
     sampling, serving, merging, cluster, verification, garbage, exporting,
 )  # fmt: skip
 

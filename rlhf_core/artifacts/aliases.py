@@ -1,30 +1,52 @@
-"""Aliases: `champion` of a model refers to one artifact, and is moved to another by compare-and-swap."""
+"""Aliases: `champion` of a model refers to one artifact. Read here, moved by artifacts/registry.py.
+
+aliases/<model>/<alias>.json                    the newest move, replaced by compare-and-swap
+registry/<model>/moves/<alias>/<sequence>.json  the earlier ones, each copied there before it is replaced
+
+So each move in the history was the newest one once: a process that is killed between the two writes has only copied.
+"""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from concurrent.futures import ThreadPoolExecutor
 
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, Field
 
-from rlhf_core.artifacts.deletions import wait_for_deletions
 from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
-from rlhf_core.errors import ConflictError, StoreError
+from rlhf_core.config.texts import is_model_name
+from rlhf_core.errors import StoreError
 
 ALIASES = "aliases"
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+_NUMBER = re.compile(r"(?!000000)[0-9]{6}|[1-9][0-9]{6,15}")  # as `move_path` writes it
+_PARALLEL_REQUESTS = 8
+
+
+class Evidence(Config):
+    """What a move is based on."""
+
+    gate: ArtifactRef | None = None  # the verdict that passed the model
+    approved_by: str = ""  # the person who allows it
+    restores: int | None = None  # of a rollback: sequence number of the move to whose model it goes back
+
+
+NO_EVIDENCE = Evidence()
 
 
 class Alias(Config):
+    """A move of an alias; the newest one says where it points."""
+
     manifest: ArtifactRef
-    previous: ArtifactRef | None  # the artifact before the last move; None before the first
+    previous: ArtifactRef | None  # the artifact before the move; None before the first
     by: str
     reason: str
     sequence: int  # starts at 1; every move adds 1
     moved_at: AwareDatetime
+    evidence: Evidence = Field(default=NO_EVIDENCE)
+    id: str = ""  # unique to each move; empty in those of releases without a history
 
     @classmethod
     def parse(cls, path: str, data: bytes) -> Alias:
@@ -34,20 +56,28 @@ class Alias(Config):
 def alias_path(model: str, alias: str) -> str:
     """Return the object path of an alias. Raises StoreError if one of the names is not valid."""
     for name in (model, alias):
-        if not is_name(name):
+        if not is_model_name(name):
             raise StoreError(
                 f"`{name}` is not a valid name of a model or an alias: use lower-case letters, digits, `_.-`"
             )
     return f"{ALIASES}/{model}/{alias}.json"
 
 
-def is_name(text: str) -> bool:
-    """Return whether `text` is a valid name of a model or an alias."""
-    return _NAME.fullmatch(text) is not None
+def registry_path(model: str) -> str:
+    """Return the folder of a model's documents beside its aliases."""
+    return f"registry/{model}"
+
+
+def move_path(model: str, alias: str, sequence: int) -> str:
+    """Return the object path of an earlier move."""
+    return f"{registry_path(model)}/moves/{alias}/{sequence:06}.json"
 
 
 def read_alias(store: Store, model: str, alias: str) -> Alias | None:
-    path = alias_path(model, alias)
+    return read_move(store, alias_path(model, alias))
+
+
+def read_move(store: Store, path: str) -> Alias | None:
     data = store.get(path)
     return None if data is None else Alias.parse(path, data)
 
@@ -57,50 +87,41 @@ def list_aliases(store: Store) -> dict[str, Alias]:
     aliases: dict[str, Alias] = {}
     for path in store.list(f"{ALIASES}/"):
         model, slash, alias = path.removeprefix(f"{ALIASES}/").removesuffix(".json").partition("/")
-        if slash and is_name(model) and is_name(alias) and path == alias_path(model, alias):
+        if slash and is_model_name(model) and is_model_name(alias) and path == alias_path(model, alias):
             read = read_alias(store, model, alias)
             if read is not None:
                 aliases[f"{model}/{alias}"] = read
     return aliases
 
 
-def move_alias(
-    store: Store, model: str, alias: str, to: ArtifactRef, *, by: str, reason: str, seen: int | None = None
-) -> Alias:
-    """Point `alias` at `to`.
+def aliases_of(store: Store, model: str) -> list[str]:
+    """Return the names of a model's aliases."""
+    prefix = alias_path(model, "x").removesuffix("x.json")
+    names = (path.removeprefix(prefix).removesuffix(".json") for path in store.list(prefix))
+    return [name for name in names if is_model_name(name)]
 
-    seen: the sequence number that the caller's decision was based on, 0 if there was no alias; None: any.
-    Raises ConflictError if another process has moved it since. Not retried: the caller has to decide again. A garbage
-    collection that is deleting the artifact at this moment is waited for: the caller checks that it is still there.
+
+def models_of(store: Store) -> list[str]:
+    """Return the names of all models that have an alias."""
+    parts = (path.split("/") for path in store.list(f"{ALIASES}/"))
+    return list(dict.fromkeys(part[1] for part in parts if len(part) == 3 and is_model_name(part[1])))
+
+
+def kept_sequences(store: Store, model: str, alias: str) -> list[int]:
+    """Return the sequence numbers of the earlier moves in the store, in order. Ignores objects with other names."""
+    prefix = move_path(model, alias, 1).removesuffix("000001.json")
+    names = (path.removeprefix(prefix).removesuffix(".json") for path in store.list(prefix))
+    return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+
+
+def moves_of(store: Store, model: str, alias: str) -> list[Alias]:
+    """Return all moves of an alias, the newest first; of releases without a history only the last one.
+
+    Raises IntegrityError for a damaged one.
     """
-    path = alias_path(model, alias)
-    stored = store.get_tagged(path)
-    old = None if stored is None else Alias.parse(path, stored[0])
-    sequence = 0 if old is None else old.sequence
-    if seen is not None and seen != sequence:
-        raise ConflictError(_moved_meanwhile(model, alias, old))
-    new = Alias(
-        manifest=to,
-        previous=None if old is None else old.manifest,
-        by=by,
-        reason=reason,
-        sequence=sequence + 1,
-        moved_at=datetime.now(UTC),
-    )
-    data = new.model_dump_json(indent=1).encode()
-    try:
-        if stored is None:
-            store.put_if_absent(path, data)
-        else:
-            store.replace(path, data, stored[1])
-    except ConflictError as error:
-        now = read_alias(store, model, alias)
-        if now != new:  # else it is our own write, retried because its response was lost
-            raise ConflictError(_moved_meanwhile(model, alias, now)) from error
-    wait_for_deletions(store, [to.path])
-    return new
-
-
-def _moved_meanwhile(model: str, alias: str, now: Alias | None) -> str:
-    where = "is gone" if now is None else f"points at {now.manifest} since {now.by} moved it ({now.reason})"
-    return f"the alias {model}/{alias} was moved by another process: it {where}; read it again before moving it"
+    newest = read_alias(store, model, alias)  # first: whatever is listed after it leaves no gap below it
+    paths = [move_path(model, alias, sequence) for sequence in kept_sequences(store, model, alias)]
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+        kept = [move for move in pool.map(lambda path: read_move(store, path), paths) if move is not None]
+    moves = {move.sequence: move for move in (*kept, *([] if newest is None else [newest]))}
+    return [moves[sequence] for sequence in sorted(moves, reverse=True)]

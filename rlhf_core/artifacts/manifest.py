@@ -25,6 +25,7 @@ class Kind(StrEnum):
     REWARD_MODEL = "reward_model"
     EVALUATION = "evaluation"
     ROUND = "round"
+    GATE = "gate"
     REPORT = "report"
 
 

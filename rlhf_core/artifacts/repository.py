@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from rlhf_core.artifacts.aliases import ALIASES, Alias, alias_path, is_name
+from rlhf_core.artifacts.aliases import ALIASES, Alias, alias_path
 from rlhf_core.artifacts.deletions import wait_for_deletions
 from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry, Manifest, file_digest
 from rlhf_core.artifacts.node_cache import NodeCache
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.artifacts.store import Store, is_path
+from rlhf_core.config.texts import is_model_name
 from rlhf_core.errors import ConflictError, IntegrityError, StoreError, did_you_mean, one_line
 
 _PARALLEL_REQUESTS = 8
@@ -168,9 +169,11 @@ class ArtifactRepository:
             raise StoreError(f"{self.store.url} has no {path}: a flow writes it before it starts the job")
         return parsed(StageSpec, data, f"{self.store.url}: {path}", "a stage's spec", _REMEDY)
 
-    def list_artifacts(self) -> Iterator[Manifest]:
-        """Yield all manifests in the store, sorted by stage and key. Does not check for their blobs."""
-        refs = self.refs()
+    def list_artifacts(self, stage: str | None = None) -> Iterator[Manifest]:
+        """Yield all manifests in the store, or those of a stage, sorted by stage and key. Does not check for their
+        blobs.
+        """
+        refs = self.refs() if stage is None else self._refs(f"{stage}/")
         with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
             for stored in pool.map(self._stored, refs):
                 if stored is not None:
@@ -228,7 +231,7 @@ class ArtifactRepository:
 
     def _alias_paths(self, model: str, alias: str) -> Iterable[str]:
         if model:
-            return [alias_path(model, alias)] if is_name(model) and is_name(alias) else []
+            return [alias_path(model, alias)] if is_model_name(model) and is_model_name(alias) else []
         return [path for path in self.store.list(f"{ALIASES}/") if path.endswith(f"/{alias}.json")]
 
     def _refs(self, prefix: str) -> list[ArtifactRef]:

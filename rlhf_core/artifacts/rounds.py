@@ -14,10 +14,11 @@ from typing import Literal
 
 from pydantic import AwareDatetime
 
-from rlhf_core.artifacts.aliases import move_alias, read_alias
+from rlhf_core.artifacts.aliases import Evidence, read_alias
 from rlhf_core.artifacts.documents import Document, parsed
 from rlhf_core.artifacts.leases import Holder, Lease, holder_at, take_lease
 from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
@@ -114,9 +115,10 @@ class Rounds:
                 raise ConflictError(f"{path}: this round was started by another process ({before.run_id})")
             self._store.replace(path, _encoded(start), stored[1])
 
-    def accept(self, start: RoundStart, candidate: ArtifactRef, reason: str) -> str:
+    def accept(self, start: RoundStart, candidate: ArtifactRef, reason: str, record: ArtifactRef | None = None) -> str:
         """Move the alias `accepted` to the candidate. Returns the reason if another process has moved it meanwhile.
 
+        record: the round's artifact, the evidence of the move.
         A second call for the same round is a no-op.
         """
         by = f"round {start.number}"
@@ -124,8 +126,10 @@ class Rounds:
         if alias is not None and (alias.by, alias.manifest) == (by, candidate):
             return ""
         try:
-            seen = start.alias_sequence
-            move_alias(self._store, self._name, ACCEPTED, candidate, by=by, reason=reason, seen=seen)
+            move_alias(
+                self._store, self._name, ACCEPTED, candidate,
+                by=by, reason=reason, seen=start.alias_sequence, evidence=Evidence(gate=record),
+            )  # fmt: skip
         except ConflictError as error:
             return str(error)
         return ""

@@ -63,8 +63,19 @@ def _of_form(pattern: str, form: str) -> Callable[[str], str]:
     return check
 
 
+_MODEL_NAME = r"[a-z0-9][a-z0-9_.-]*"  # of a model in the registry, and of its aliases; a part of paths in the store
+
+
+def is_model_name(text: str) -> bool:
+    """Return whether `text` is a valid name of a model in the registry or of an alias."""
+    return re.fullmatch(_MODEL_NAME, text, re.ASCII) is not None
+
+
 Currency = Annotated[str, AfterValidator(_of_form(r"[A-Z]{3}", "a currency: three capital letters, such as EUR"))]
 NonEmpty = Annotated[str, Field(min_length=1)]
+ModelName = Annotated[
+    str, AfterValidator(_of_form(_MODEL_NAME, "the name of a model: lower-case letters, digits and `_.-`"))
+]
 Visible = Annotated[str, AfterValidator(_visible)]
 Repository = Annotated[
     str, AfterValidator(_of_form(r"(?:[\w-][\w.-]*/)?[\w-][\w.-]*", "`owner/name`, as the hub calls its repositories"))

@@ -32,3 +32,22 @@ def published(
     folder.mkdir(parents=True)
     (folder / "name.txt").write_text(name)
     return repository.publish(manifest(name, stage, parents=parents or {}), folder)
+
+
+def gate(
+    repository: ArtifactRepository,
+    folder: Path,
+    candidate: ArtifactRef,
+    baseline: ArtifactRef,
+    *,
+    passed: bool = True,
+    approval: str | None = None,
+) -> ArtifactRef:
+    """The verdict of a gate, whose key comes from the folder's name."""
+    folder.mkdir(parents=True)
+    (folder / "verdict.json").write_text("{}")
+    verdict = manifest(
+        folder.name, "gate", kind=Kind.GATE, parents={"candidate": candidate, "baseline": baseline},
+        metrics={"accepted": int(passed), "reason": "exact: +0.1"}, config={"approval": approval},
+    )  # fmt: skip
+    return repository.publish(verdict, folder).ref

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlhf_core.artifacts.aliases import Alias, move_alias, read_alias
+from rlhf_core.artifacts.aliases import Alias, read_alias
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError, StoreError
 
@@ -24,18 +25,18 @@ def store(store_url: str) -> Store:
 
 
 def test_a_move_remembers_where_it_came_from(store: Store) -> None:
-    assert read_alias(store, "tiny", "champion") is None
-    first = move_alias(store, "tiny", "champion", FIRST, by="ann", reason="first")
+    assert read_alias(store, "tiny", "best") is None
+    first = move_alias(store, "tiny", "best", FIRST, by="ann", reason="first")
     assert (first.manifest, first.previous, first.sequence) == (FIRST, None, 1)
-    second = move_alias(store, "tiny", "champion", SECOND, by="bob", reason="better", seen=1)
+    second = move_alias(store, "tiny", "best", SECOND, by="bob", reason="better", seen=1)
     assert (second.manifest, second.previous, second.sequence) == (SECOND, FIRST, 2)
-    assert read_alias(store, "tiny", "champion") == second
+    assert read_alias(store, "tiny", "best") == second
 
 
 def test_a_decision_on_what_is_old_is_refused(store: Store) -> None:
-    move_alias(store, "tiny", "champion", FIRST, by="ann", reason="first", seen=0)
+    move_alias(store, "tiny", "best", FIRST, by="ann", reason="first", seen=0)
     with pytest.raises(ConflictError, match=r"points at rl/111111111111 since ann moved it \(first\)"):
-        move_alias(store, "tiny", "champion", SECOND, by="bob", reason="better", seen=0)
+        move_alias(store, "tiny", "best", SECOND, by="bob", reason="better", seen=0)
 
 
 def test_of_racing_moves_each_is_seen_or_refused(store: Store) -> None:
@@ -44,13 +45,13 @@ def test_of_racing_moves_each_is_seen_or_refused(store: Store) -> None:
     def move(name: str) -> Alias | None:
         barrier.wait()
         try:
-            return move_alias(store, "tiny", "champion", FIRST, by=name, reason="race", seen=0)
+            return move_alias(store, "tiny", "best", FIRST, by=name, reason="race", seen=0)
         except ConflictError:
             return None
 
     with ThreadPoolExecutor(4) as pool:
         moved = [alias for alias in pool.map(move, "abcd") if alias]
-    assert moved == [read_alias(store, "tiny", "champion")]
+    assert moved == [read_alias(store, "tiny", "best")]
 
 
 @pytest.mark.parametrize("name", ["", "../x", "A", "a/b"])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.artifacts.aliases import move_alias
 from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry
+from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.errors import IntegrityError, StoreError
@@ -154,12 +154,12 @@ def test_listing_and_resolving(repository: ArtifactRepository, tmp_path: Path) -
         repository.resolve("sft/")
     with pytest.raises(StoreError, match="has no artifact or alias"):
         repository.resolve("sft/" + "f" * 12)
-    move_alias(repository.store, "tiny", "champion", rl.ref, by="me", reason="better")
-    assert repository.resolve("tiny/champion") == rl.ref
-    assert repository.resolve("champion") == rl.ref
-    move_alias(repository.store, "small", "champion", sft.ref, by="me", reason="better")
-    with pytest.raises(StoreError, match=r"ambiguous.*aliases/small/champion\.json.*aliases/tiny/champion\.json"):
-        repository.resolve("champion")
+    move_alias(repository.store, "tiny", "best", rl.ref, by="me", reason="better")
+    assert repository.resolve("tiny/best") == rl.ref
+    assert repository.resolve("best") == rl.ref
+    move_alias(repository.store, "small", "best", sft.ref, by="me", reason="better")
+    with pytest.raises(StoreError, match=r"ambiguous.*aliases/small/best\.json.*aliases/tiny/best\.json"):
+        repository.resolve("best")
 
 
 def test_a_blob_needs_a_real_hash(local: ArtifactRepository, tmp_path: Path) -> None:

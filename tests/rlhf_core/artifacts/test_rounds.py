@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rlhf_core.artifacts.aliases import move_alias, read_alias
+from rlhf_core.artifacts.aliases import read_alias
 from rlhf_core.artifacts.leases import Holder, Lease
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds, RoundStart, Verdict
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError

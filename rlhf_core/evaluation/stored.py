@@ -1,0 +1,46 @@
+"""Differences between two models in the store, of all evaluations that both have."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.contract import Input
+from rlhf_core.evaluation.verdict import Comparison, Criterion, judge
+from rlhf_core.tracking.protocol import SAMPLES_FILE
+
+
+def differences(repository: ArtifactRepository, baseline: ArtifactRef, candidate: ArtifactRef) -> Iterator[Comparison]:
+    """Yield the difference of each scorer of each evaluation that both models have, the newest of each.
+
+    Each is called as the evaluation's stage and the scorer. Evaluations that are not comparable are left out.
+    """
+    evaluations: dict[ArtifactRef | None, list[Manifest]] = {baseline: [], candidate: []}
+    for manifest in repository.list_artifacts(Kind.EVALUATION):
+        of = manifest.parents.get("model")
+        if of in evaluations and manifest.kind == Kind.EVALUATION and repository.manifest(manifest.ref) is not None:
+            evaluations[of].append(manifest)
+    for listed in evaluations.values():
+        listed.sort(key=lambda manifest: manifest.finished_at, reverse=True)
+    seen: set[str] = set()
+    with tempfile.TemporaryDirectory() as cache:
+        for after, before in itertools.product(evaluations[candidate], evaluations[baseline]):
+            for scorer in after.config.get("scorers", {}):
+                name = f"{after.name.partition('.')[0]}.{scorer}"
+                if name in seen:
+                    continue
+                inputs = [_fetched(repository, each, Path(cache)) for each in (before, after)]
+                try:
+                    comparison = judge(*inputs, Criterion(name, scorer, "greedy", 0.0, strict=False))
+                except ValueError:  # of other prompts, or scored otherwise: there is no difference to show
+                    continue
+                seen.add(name)
+                yield comparison
+
+
+def _fetched(repository: ArtifactRepository, evaluation: Manifest, cache: Path) -> Input:
+    return Input(evaluation, repository.fetch(evaluation.ref, cache, only=[SAMPLES_FILE]))
