@@ -38,6 +38,7 @@ class Reads:
     images: bool = False  # a dataset whose rows may have images
     optional: bool = False
     each: str = ""  # the stage is run for each name (none: each result above) with an input that is called so
+    evaluates: tuple[str, ...] = ()  # other settings of the stage: its evaluation of each model named there is an input
     of: str = ""  # where the setting is none: the input `model` of the stage that this other input names
     reserved: tuple[str, ...] = ()  # values that name no input: they are part of the stage key themselves
 

@@ -28,8 +28,14 @@ class InputSetting:
         """Return the stage's name of the input called `name` in the setting."""
         return self.reads.each or (f"{self.path}.{name}" if self.many else self.path)
 
+    def evaluation_of(self, setting: str) -> str:
+        """Return the stage's name of the evaluation of the model that `setting` names."""
+        return f"{self.path}.{setting}"
+
     @property
     def input_names(self) -> list[str]:
+        if self.reads.evaluates:
+            return [self.evaluation_of(setting) for setting in self.reads.evaluates]
         return (
             [self.input_name(name) for name in self.names] if self.many and not self.reads.each else [self.input_name()]
         )

@@ -24,7 +24,7 @@ def compare(
     Raises ValueError if their prompts or the expected answers differ, or there are no such scores.
     """
     old, new = _scores(before, scorer, completions), _scores(after, scorer, completions)
-    if old.keys() != new.keys() or _questions(before) != _questions(after):
+    if old.keys() != new.keys() or questions(before) != questions(after):
         raise ValueError("the two evaluations have different prompts, so their scores cannot be compared")
     if not old:
         raise ValueError("the two evaluations have no prompts")
@@ -54,7 +54,8 @@ def _conditions(evaluation: Manifest, scorer: str) -> dict[str, Any]:
     }
 
 
-def _questions(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, Any]]:
+def questions(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Return prompt and expected answer of each row, by its id."""
     return {row["id"]: (row.get("prompt"), row.get("answer")) for row in rows}
 
 

@@ -15,6 +15,7 @@ from rlhf_core.config.stages.outputs import ArtifactConfig
 from rlhf_core.config.stages.quantisation import QuantiseConfig
 from rlhf_core.contract import KINDS_OF_ROLE, Stage
 from rlhf_core.errors import RecipeError, did_you_mean
+from rlhf_core.graph.evaluations import evaluation_node
 from rlhf_core.recipe.recipe import Recipe, stage_of
 from rlhf_core.stages.table import STAGES
 
@@ -109,9 +110,13 @@ class Drafter:
 
     def _inputs(self, section: str, settings: tuple[InputSetting, ...]) -> dict[str, str]:
         inputs: dict[str, str] = {}
+        named = {setting.path: setting.names for setting in settings}
         for setting in settings:
             place = f"{section}.{setting.path}"
-            for input_node in setting.names:
+            for other in setting.reads.evaluates:
+                evaluation = evaluation_node(self.recipe, self.nodes, place, setting.names[0], named[other][0])
+                inputs[setting.evaluation_of(other)] = evaluation
+            for input_node in () if setting.reads.evaluates else setting.names:
                 inputs[setting.input_name(input_node)] = self._node(place, input_node, setting)
             if not setting.names and not setting.many and not setting.reads.optional:
                 inputs[setting.path] = self._default(section, setting, inputs)

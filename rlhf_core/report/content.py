@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf_core.artifacts.gates import GATES, gate_of
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.texts import is_blank
 from rlhf_core.contract import Input
-from rlhf_core.evaluation.comparison import compare
+from rlhf_core.evaluation.comparison import compare, questions
 from rlhf_core.evaluation.summary import uniformity
 from rlhf_core.report.formatting import main_metrics
-from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, read_jsonl
+from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, VERDICT_FILE, read_jsonl
 
 Curves = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
 Answers = Mapping[str, list[dict[str, Any]]]  # node, or model -> the rows of its evaluation
@@ -55,7 +56,20 @@ class EvaluationSet:
 
 
 @dataclass(frozen=True)
+class GateVerdict:
+    """The verdict of a gate on a candidate."""
+
+    name: str  # of the node
+    accepted: bool
+    reason: str
+    candidate: str  # the artifacts
+    baseline: str
+    comparisons: list[dict[str, Any]]  # fields of evaluation.verdict.Comparison
+
+
+@dataclass(frozen=True)
 class Content:
+    verdicts: list[GateVerdict]
     stages: list[StageRow]
     sets: list[EvaluationSet]
     curves: dict[str, Curves]  # node -> its metrics
@@ -80,6 +94,7 @@ def gather(nodes: Mapping[str, Input], *, samples: int) -> Content:
     evaluations = {name: item for name, item in nodes.items() if item.manifest.kind == Kind.EVALUATION}
     answers = {name: read_jsonl(item.folder / SAMPLES_FILE) for name, item in evaluations.items()}
     return Content(
+        verdicts=[_verdict(name, item) for name, item in nodes.items() if item.manifest.kind in GATES],
         stages=[_stage_row(name, item) for name, item in nodes.items()],
         sets=[_set(evaluations, comparable, samples) for comparable in _by_prompts(answers)],
         curves={name: curves for name, item in nodes.items() if (curves := curves_of(item.folder / METRICS_FILE))},
@@ -99,6 +114,15 @@ def _stage_row(name: str, item: Input) -> StageRow:
         seed=m.seed,
         metrics=main_metrics(m.metrics),
     )
+
+
+def _verdict(name: str, item: Input) -> GateVerdict:
+    content = json.loads((item.folder / VERDICT_FILE).read_text(encoding="utf-8"))
+    gate = gate_of(item.manifest)
+    return GateVerdict(
+        name, content["accepted"], content["reason"], candidate=str(gate.candidate), baseline=str(gate.baseline),
+        comparisons=content.get("comparisons", []),  # rounds of earlier releases have none
+    )  # fmt: skip
 
 
 def _set(nodes: Mapping[str, Input], comparable: Answers, samples: int) -> EvaluationSet:
@@ -159,10 +183,10 @@ def curves_of(metrics: Path | bytes) -> Curves:
 
 def _by_prompts(answers: Answers) -> list[Answers]:
     """Group the evaluations by prompts and scorers."""
-    comparable: dict[tuple[frozenset[str], frozenset[str]], dict[str, list[dict[str, Any]]]] = {}
+    comparable: dict[tuple[str, frozenset[str]], dict[str, list[dict[str, Any]]]] = {}
     for model, rows in answers.items():
-        key = frozenset(row["id"] for row in rows), frozenset(_greedy(rows[0])["scores"])
-        comparable.setdefault(key, {})[model] = rows
+        asked = json.dumps(sorted(questions(rows).items()), default=str)
+        comparable.setdefault((asked, frozenset(_greedy(rows[0])["scores"])), {})[model] = rows
     return list(comparable.values())
 
 

@@ -7,6 +7,7 @@ from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.base_model import BaseModelConfig
 from rlhf_core.config.stages.distillation import DistillationConfig
 from rlhf_core.config.stages.evaluation import EvaluationConfig
+from rlhf_core.config.stages.gate import ModelGateConfig
 from rlhf_core.config.stages.kto import KTOConfig
 from rlhf_core.config.stages.language_models import PretrainConfig, SFTConfig
 from rlhf_core.config.stages.logprobs import LogprobsConfig, TopLogprobsConfig
@@ -26,7 +27,7 @@ from rlhf_core.config.stages.sampled import (
 )
 from rlhf_core.config.stages.score import ScoreConfig
 from rlhf_core.contract import Stage
-from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
+from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, VERDICT_FILE
 
 _TRAINED = frozenset({Kind.POLICY, Kind.ADAPTER})
 
@@ -94,11 +95,14 @@ _STAGES = (
           checks="rlhf_core.preflight.stages.score:check"),
     Stage("evaluation", 3, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
           runs="actors", needs_template=True),
+    Stage("gate", 1, ModelGateConfig, _only(Kind.GATE), "rlhf_core.stages.gate:run",
+          files={"*.evaluation.*": frozenset({SAMPLES_FILE}), "*": frozenset()},
+          checks="rlhf_core.preflight.stages.gate:check"),
     Stage("round_prompts", 1, RoundPromptsConfig, _only(Kind.DATASET), "rlhf_core.stages.round_prompts:run"),
     Stage("round", 1, RoundConfig, _only(Kind.ROUND), "rlhf_core.stages.round:run",
           files={"*_evaluation": frozenset({SAMPLES_FILE}), "*": frozenset()}),
-    Stage("report", 6, ReportConfig, _only(Kind.REPORT), "rlhf_core.stages.report:run", reads_all=True,
-          files={"node.*": frozenset({METRICS_FILE, SAMPLES_FILE})}),
+    Stage("report", 7, ReportConfig, _only(Kind.REPORT), "rlhf_core.stages.report:run", reads_all=True,
+          files={"node.*": frozenset({METRICS_FILE, SAMPLES_FILE, VERDICT_FILE})}),
 )  # fmt: skip
 
 STAGES: Table[Stage] = Table("stages", Stage, {stage.name: stage for stage in _STAGES})

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlhf_core.artifacts.aliases import read_alias
+from rlhf_core.artifacts.aliases import Alias, Evidence, moves_of, read_alias
 from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.leases import holder_of, lease_path
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import Manifest
+from rlhf_core.artifacts.promotion import decision_on
+from rlhf_core.artifacts.protection import read_protection
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path, manifest_path
 from rlhf_core.artifacts.rounds import Rounds
 from rlhf_core.artifacts.verification import repair, verify
@@ -24,6 +27,9 @@ from rlhf_core.pipeline.record import read_record, read_start
 from tests.rlhf_core.artifacts.manifests import manifest, published
 
 REF = manifest("made").ref
+CANDIDATE = Alias(
+    manifest=REF, previous=None, by="", reason="", sequence=1, moved_at=datetime.now(UTC), evidence=Evidence(gate=REF)
+)
 Read = Callable[[ArtifactRepository], object]
 READERS: dict[str, Read] = {
     manifest_path(REF): lambda repository: repository.stored_manifest(REF),
@@ -32,6 +38,9 @@ READERS: dict[str, Read] = {
         next(Checkpoints(repository.store, REF).newest())
     ),
     "aliases/bot/champion.json": lambda repository: read_alias(repository.store, "bot", "champion"),
+    "registry/bot/moves/champion/000001.json": lambda repository: moves_of(repository.store, "bot", "champion"),
+    "registry/bot/protection.json": lambda repository: read_protection(repository.store, "bot"),
+    f"registry/bot/decisions/{REF.key}.json": lambda repository: decision_on(repository.store, "bot", CANDIDATE),
     "loops/bot/000001/end.json": lambda repository: Rounds(repository.store, "bot").end_of(1),
     "loops/bot/000001/start.json": lambda repository: Rounds(repository.store, "bot").start_of(1),
     "runs/one/run.json": lambda repository: read_record(repository.store, "one"),

@@ -60,6 +60,29 @@ def test_differences_are_paired_by_prompt(nodes: dict[str, Input]) -> None:
     assert 0.3 < difference.low < 0.5 < difference.high < 0.7
 
 
+def test_a_gate_s_verdict_is_said_first(nodes: dict[str, Input], tmp_path: Path) -> None:
+    models = {"candidate": ("rl", "c"), "baseline": ("sft", "b")}
+    gate = artifact(tmp_path / "gate", Kind.GATE, "d", models, {"accepted": 0, "reason": "no"})
+    comparison = {
+        "metric": "<b>style</b>", "completions": "greedy", "value": -0.5, "low": -0.6, "high": -0.4, "prompts": 40,
+        "passed": False, "reason": "the lower end is below -0.010",
+    }  # fmt: skip
+    verdict = {"accepted": False, "reason": "no", "comparisons": [comparison]}
+    (gate.folder / "verdict.json").write_text(json.dumps(verdict))
+    old = artifact(tmp_path / "old", Kind.ROUND, "e", {"candidate": ("rl", "c"), "accepted": ("sft", "b")}, {})
+    (old.folder / "verdict.json").write_text(json.dumps({"accepted": True, "reason": "of an earlier <release>"}))
+    content = gather({**nodes, "gate": gate, "round": old}, samples=2)
+    page = render(content, title="t", revision="abc", libraries={})
+    first, second, rest = page.split("<h2>", 3)[1:]
+    assert first.startswith("gate: refused</h2>")
+    assert "rl/cccccccccccc, compared with sft/bbbbbbbbbbbb" in first
+    assert "&lt;b&gt;style&lt;/b&gt;" in first
+    assert "[-0.600, -0.400]" in first
+    assert second.startswith("round: passed</h2>")
+    assert "of an earlier &lt;release&gt;" in second
+    assert rest.startswith("Evaluation on held-out prompts")
+
+
 def test_only_evaluations_of_the_same_prompts_are_compared(nodes: dict[str, Input], tmp_path: Path) -> None:
     far = evaluation(tmp_path / "far", "d", "policy", [1.0] * 3)
     nodes["evaluation_far.rl"] = far
@@ -83,7 +106,7 @@ def test_only_evaluations_of_the_same_prompts_are_compared(nodes: dict[str, Inpu
 
 
 def test_blank_completions_are_seen_and_counted(nodes: dict[str, Input]) -> None:
-    blank = [{"id": str(i), "prompt": "q", "answer": "4",
+    blank = [{"id": str(i), "prompt": f"<b>question {i}</b>", "answer": "4",
               "completions": [{"text": "\n" * 16, "scores": {"exact": 0.0}}, {"text": "", "scores": {"exact": 0.0}}]}
              for i in range(40)]  # fmt: skip
     path = nodes["evaluation.sft"].folder / "samples.jsonl"
