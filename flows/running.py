@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger, runtime
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import TerminationSignal
 from prefect.flows import Flow
@@ -19,6 +19,7 @@ from prefect.states import Cancelled
 
 from flows.cancellation import noticed_cancellation
 from flows.earlier_attempts import close_earlier_attempts
+from flows.gates import settle
 from flows.names import name_run, run_name
 from flows.notifications import notify
 from flows.report_link import link_report
@@ -28,7 +29,6 @@ from rlhf_core.errors import NothingLeftError, RecipeError, StageError
 from rlhf_core.graph.graph import Node
 from rlhf_core.graph.rerun import Rerun
 from rlhf_core.pipeline.budget import BudgetWatch, require_budget
-from rlhf_core.pipeline.gates import settle_gates
 from rlhf_core.pipeline.prepare import Prepared, pins_path, prepare
 from rlhf_core.pipeline.record import (
     NodeRecord,
@@ -139,20 +139,10 @@ def conclude(
     create_table_artifact(
         rows, key="stages", description=f"Run {record.run_id} of the recipe {prepared.loaded.recipe.name}"
     )
-    _settle(prepared, nodes, record.run_id)
+    settle(prepared, nodes, record.run_id)
     _raise_failures(futures)
     link_report(prepared, record)
     return rows
-
-
-def _settle(prepared: Prepared, nodes: Mapping[str, Node], run_id: str) -> None:
-    """Move candidates by the gates of the run, also of one that failed elsewhere, and show the verdicts in Prefect."""
-    judged = list(settle_gates(nodes.values(), prepared.repository, run_id))
-    for each in judged:
-        get_run_logger().info("%s: %s: %s", each.node, "passed" if each.gate.passed else "refused", each.gate.reason)
-    if judged:
-        text = "\n\n".join(line for each in judged for line in each.lines())
-        create_markdown_artifact(text, key="gates", description="Verdicts of the gates, and what waits for a person")
 
 
 def stop_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:

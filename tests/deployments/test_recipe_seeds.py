@@ -18,6 +18,7 @@ from rlhf_core.stages.table import STAGES
 
 # Recipes that have every stage between them.
 TOP = "{stage: top_logprobs, dataset: conversations, max_length: 64}"
+GATE = "gate={candidate: dpo, baseline: sft, better: {exact: {}}}"
 SCORED = "scored={stage: score, dataset: sampled, rewards: {short: {type: verifier}}}"
 RECIPES = {
     "tiny": ("rl.algorithm=ppo", "data.prompts.shuffle=false"),
@@ -25,7 +26,7 @@ RECIPES = {
     "tiny-conditional": (),
     "tiny-distillation": (f"top={TOP}",),
     "tiny-kto": (),
-    "tiny-dpo": (),
+    "tiny-dpo": (GATE,),
     "tiny-loop": (),
     "tiny-merge": (),
     "tiny-online-dpo": (),
@@ -38,7 +39,7 @@ DRAWS = {
     **{name: {True} for name in STAGES},
     **{name: {False} for name in (
         "overlap", "logprobs", "top_logprobs", "merge", "merge_models", "pairs", "unpaired", "best_of_n", "conditional",
-        "conditional_prompts", "score", "round_prompts", "round", "report", "artifact", "quantise",
+        "conditional_prompts", "score", "round_prompts", "round", "gate", "report", "artifact", "quantise",
     )},
     "dataset": {True, False},  # whether it shuffles or mixes
     "base": {True, False},  # random weights or those of a folder

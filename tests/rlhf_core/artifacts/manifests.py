@@ -42,12 +42,14 @@ def gate(
     *,
     passed: bool = True,
     approval: str | None = None,
+    ref: ArtifactRef | None = None,
 ) -> ArtifactRef:
-    """The verdict of a gate, whose key comes from the folder's name."""
+    """The verdict of a gate. ref: the artifact; None: its key comes from the folder's name."""
     folder.mkdir(parents=True)
     (folder / "verdict.json").write_text("{}")
     verdict = manifest(
         folder.name, "gate", kind=Kind.GATE, parents={"candidate": candidate, "baseline": baseline},
         metrics={"accepted": int(passed), "reason": "exact: +0.1"}, config={"approval": approval},
     )  # fmt: skip
-    return repository.publish(verdict, folder).ref
+    named = verdict if ref is None else verdict.model_copy(update={"key": ref.key})
+    return repository.publish(named, folder).ref

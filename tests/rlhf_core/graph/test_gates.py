@@ -11,38 +11,13 @@ from rlhf_core.graph.graph import Node, build_graph
 from rlhf_core.graph.outline import outline
 from rlhf_core.preflight.look import look
 from rlhf_core.recipe.loading import load_recipe
+from tests.rlhf_core.graph.gate_recipe import write
 
 pytestmark = pytest.mark.parts  # the preflight asks for model classes
 
-RECIPE = """
-name: bot
-data:
-  talks: {format: conversations, source: {type: files, paths: [rows.jsonl]}, on_overlap: allow}
-  held_out: {format: prompts, source: {type: files, paths: [rows.jsonl]}}
-base: {source: {type: scratch, context_length: 64}}
-sft: {dataset: talks, batch_size: 2, max_length: 64, optimizer: {learning_rate: 1e-3}, lora: {rank: 4}}
-evaluation: &evaluation
-  dataset: held_out
-  samples: 0
-  pass_at: [1]
-  scorers: {exact: {type: verifier}, style: {type: verifier}}
-  sampling: {max_tokens: 8}
-  rollout: {max_length: 64}
-chat: {<<: *evaluation, stage: evaluation, sampling: {max_tokens: 6}}
-gate:
-  candidate: sft
-  baseline: base
-  better: {exact: {by: 0.01}}
-  not_worse: {style: {evaluation: chat, than: 0.01}}
-  model: bot
-report: null
-"""
-
 
 def graph(folder: Path, *overrides: str) -> dict[str, Node]:
-    (folder / "rows.jsonl").write_text('{"prompt": "What is two and two?", "completion": "four", "answer": "four"}\n')
-    (folder / "bot.yaml").write_text(RECIPE)
-    loaded = load_recipe(str(folder / "bot.yaml"), overrides)
+    loaded = load_recipe(write(folder), overrides)
     drafts = outline(loaded.recipe)
     look(loaded, drafts)
     return build_graph(loaded, {}, drafts)
