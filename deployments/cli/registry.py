@@ -104,11 +104,13 @@ def promote(
     to: Annotated[str, typer.Option(metavar="ALIAS", help="the alias to move")] = CHAMPION,
     reason: Annotated[str, _REASON] = "",
     approve_by: Annotated[str, _APPROVE_BY] = "",
+    candidate: Annotated[str | None, _LOOKED_AT] = None,
 ) -> Printed[Promotion]:
     """Point `champion` at the candidate, by the gate that passed it. Prints the difference between the two."""
     store = open_store(store_url())
+    expected = _looked_at(store, candidate)
     compared, texts = _differences(store, model, to)
-    moved = promote_candidate(store, model, to, by=getuser(), reason=reason, approved_by=approve_by)
+    moved = promote_candidate(store, model, to, by=getuser(), reason=reason, approved_by=approve_by, expected=expected)
     said = f"{model}/{to} is the candidate already" if moved is None else _moved(f"{model}/{to}", moved)
     now = read_alias(store, model, to) if moved is None else moved
     line = None if now is None else _alias_line(f"{model}/{to}", now)

@@ -51,14 +51,22 @@ def propose(store: Store, model: str, gate_ref: ArtifactRef, *, by: str) -> Alia
 
 
 def promote(
-    store: Store, model: str, to: str = CHAMPION, *, by: str, reason: str, approved_by: str = ""
+    store: Store,
+    model: str,
+    to: str = CHAMPION,
+    *,
+    by: str,
+    reason: str,
+    approved_by: str = "",
+    expected: ArtifactRef | None = None,
 ) -> Alias | None:
     """Point the alias `to` at the candidate. Returns None if it does so already.
 
+    expected: the candidate that the caller has looked at; None: any.
     Raises StoreError if there is no candidate, it was rejected, or lacks what a protected alias needs; ConflictError if
     another process has moved the alias meanwhile.
     """
-    candidate, present = _candidate(store, model), read_alias(store, model, to)
+    candidate, present = _candidate(store, model, expected), read_alias(store, model, to)
     if to == CANDIDATE:
         raise StoreError(f"{model}/{CANDIDATE} is what is promoted: name another alias by --to")
     if present is not None and present.manifest == candidate.manifest:
@@ -136,18 +144,18 @@ def decision_on(store: Store, model: str, candidate: Alias) -> Decision | None:
     return None if data is None else parsed(Decision, data, path, "a decision", "delete it, and decide again")
 
 
-def _candidate(store: Store, model: str) -> Alias:
+def _candidate(store: Store, model: str, expected: ArtifactRef | None) -> Alias:
     candidate = read_alias(store, model, CANDIDATE)
     if candidate is None:
         raise StoreError(f"{model} has no candidate: a stage `gate` with `model: {model}` moves {model}/{CANDIDATE}")
+    if expected not in (None, candidate.manifest):
+        raise StoreError(f"{model}/{CANDIDATE} is {candidate.manifest} now, and no longer {expected}: look at it first")
     return candidate
 
 
 def _asked(store: Store, model: str, expected: ArtifactRef | None) -> tuple[Alias, Gate]:
     """Return the candidate that waits, or has been decided on, and its gate."""
-    candidate = _candidate(store, model)
-    if expected not in (None, candidate.manifest):
-        raise StoreError(f"{model}/{CANDIDATE} is {candidate.manifest} now, and no longer {expected}: look at it first")
+    candidate = _candidate(store, model, expected)
     gate = None if candidate.evidence.gate is None else read_gate(store, candidate.evidence.gate)
     if gate is None or not gate.needs_approval:
         raise StoreError(

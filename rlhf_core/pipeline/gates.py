@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rlhf_core.artifacts.aliases import Alias
+from rlhf_core.artifacts.aliases import Alias, read_alias
 from rlhf_core.artifacts.gates import Gate, gate_of
-from rlhf_core.artifacts.promotion import decision_on, propose
+from rlhf_core.artifacts.promotion import propose, waiting
+from rlhf_core.artifacts.protection import CANDIDATE
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.store import Store
 from rlhf_core.config.stages.gate import ModelGateConfig
 from rlhf_core.graph.graph import Node
 
@@ -18,27 +20,15 @@ class Judged:
     """A gate of a run that has a verdict."""
 
     node: str
-    model: str | None  # of the registry; None: the gate moves nothing
     gate: Gate
     move: Alias | None  # of the model's candidate, by this gate; None: it moved none
-    waits: bool  # for a person
+    next_step: str  # in Markdown: what a person does with the candidate; empty: nothing
 
     def lines(self) -> list[str]:
-        """Return the verdict as Markdown, with the command that comes next."""
+        """Return the verdict as paragraphs of Markdown."""
         verdict = "passed" if self.gate.passed else "refused"
-        lines = [
-            f"**{self.node}: {verdict}.** `{self.gate.candidate}`, compared with `{self.gate.baseline}`",
-            self.gate.reason,
-        ]
-        if self.waits:
-            chosen = f"{self.model} --candidate {self.gate.candidate}"
-            lines += [
-                f"`{self.model}/candidate` waits for a person:",
-                f"```\nalignment approve {chosen}\nalignment reject {chosen} --reason WHY\n```",
-            ]
-        elif self.move is not None:
-            lines.append(f"`{self.model}/candidate` is `{self.gate.candidate}`: `alignment promote {self.model}`")
-        return lines
+        compared = f"`{self.gate.candidate}`, compared with `{self.gate.baseline}`"
+        return [f"**{self.node}: {verdict}.** {compared}", self.gate.reason, *filter(None, [self.next_step])]
 
 
 def settle_gates(nodes: Iterable[Node], repository: ArtifactRepository, run_id: str) -> Iterator[Judged]:
@@ -51,8 +41,18 @@ def settle_gates(nodes: Iterable[Node], repository: ArtifactRepository, run_id: 
         manifest = repository.manifest(node.ref) if isinstance(config, ModelGateConfig) else None
         if manifest is None or not isinstance(config, ModelGateConfig):
             continue
-        gate, move, waits = gate_of(manifest), None, False
+        gate, move, next_step = gate_of(manifest), None, ""
         if gate.passed and config.model is not None:
             move = propose(repository.store, config.model, node.ref, by=f"run {run_id}")
-            waits = gate.needs_approval and decision_on(repository.store, config.model, move) is None
-        yield Judged(node.name, config.model, gate, move, waits)
+            next_step = _next_step(repository.store, config.model, move)
+        yield Judged(node.name, gate, move, next_step)
+
+
+def _next_step(store: Store, model: str, move: Alias) -> str:
+    name, chosen = f"`{model}/{CANDIDATE}`", f"{model} --candidate {move.manifest}"
+    if waiting(store, model) == move:
+        commands = f"alignment approve {chosen}\nalignment reject {chosen} --reason WHY"
+        return f"{name} waits for a person:\n\n```\n{commands}\n```"
+    if read_alias(store, model, CANDIDATE) == move:
+        return f"{name} is `{move.manifest}`:\n\n```\nalignment promote {chosen}\n```"
+    return f"{name} was moved on since: `alignment log {model}`"

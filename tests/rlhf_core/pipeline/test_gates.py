@@ -102,7 +102,7 @@ def test_a_passed_gate_moves_the_candidate_and_a_promotion_the_champion(folder: 
     assert settled(recipe)[0].move == judged.move
     (move,) = moves_of(recipe.store, "bot", "candidate")
     assert (move.manifest, move.by, move.evidence.gate) == (better, "run one", recipe.node("gate").ref)
-    assert "alignment promote bot" in judged.lines()[-1]
+    assert f"alignment promote bot --candidate {better}" in judged.lines()[-1]
     (difference,) = differences(recipe.repository, champion, better)
     assert (difference.metric, difference.value, difference.prompts) == ("evaluation.exact", 1.0, 20)
     assert promote(recipe.store, "bot", by="ann", reason="") is not None
@@ -112,7 +112,7 @@ def test_a_passed_gate_moves_the_candidate_and_a_promotion_the_champion(folder: 
 def test_a_refused_gate_is_a_result_and_moves_nothing(folder: Path, champion: ArtifactRef) -> None:
     recipe = prepared(folder, **JUDGED)
     (judged,) = run(recipe, right="base")
-    assert (judged.gate.passed, judged.move, judged.waits) == (False, None, False)
+    assert (judged.gate.passed, judged.move, judged.next_step) == (False, None, "")
     assert judged.lines()[0].startswith("**gate: refused.**")
     assert judged.gate.reason.startswith("exact, greedy: -1.000 (")
     assert read_alias(recipe.store, "bot", "candidate") is None
@@ -122,12 +122,14 @@ def test_a_candidate_waits_for_the_person_that_its_gate_asks_for(folder: Path, c
     gate = {**JUDGED["gate"], "approval": "required"}
     recipe = prepared(folder, **{**JUDGED, "gate": gate})
     (judged,) = run(recipe, right="better")
-    assert judged.waits
+    assert "waits for a person" in judged.next_step
     assert waiting(recipe.store, "bot") == judged.move
     command = f"alignment approve bot --candidate {judged.gate.candidate}"
     assert command in "\n".join(judged.lines())
     approve(recipe.store, "bot", by="ann", approved_by="eve", reason="read them")
-    assert not settled(recipe)[0].waits
+    assert "waits" not in settled(recipe)[0].next_step
+    move_alias(recipe.store, "bot", "candidate", champion, by="ann", reason="")
+    assert settled(recipe)[0].next_step == "`bot/candidate` was moved on since: `alignment log bot`"
 
 
 def test_the_champion_of_a_run_is_that_of_its_first_start(folder: Path, champion: ArtifactRef) -> None:
