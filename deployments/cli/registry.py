@@ -106,7 +106,10 @@ def promote(
     approve_by: Annotated[str, _APPROVE_BY] = "",
     candidate: Annotated[str | None, _LOOKED_AT] = None,
 ) -> Printed[Promotion]:
-    """Point `champion` at the candidate, by the gate that passed it. Prints the difference between the two."""
+    """Point `champion` at the candidate, by the gate that passed it.
+
+    Prints the difference between the two.
+    """
     store = open_store(store_url())
     expected = _looked_at(store, candidate)
     compared, texts = _differences(store, model, to)
@@ -136,7 +139,10 @@ def approve(
     by: Annotated[str | None, typer.Option(metavar="NAME", help="the approver; none: the user")] = None,
     reason: Annotated[str, _REASON] = "",
 ) -> Printed[Promotion]:
-    """Approve the candidate that waits, and point `champion` at it. Prints the difference between the two."""
+    """Approve the candidate that waits, and point `champion` at it.
+
+    Prints the difference between the two.
+    """
     store = open_store(store_url())
     compared, texts = _differences(store, model, CHAMPION)
     user, expected = getuser(), _looked_at(store, candidate)

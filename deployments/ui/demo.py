@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.artifacts.aliases import move_alias
+from rlhf_core.artifacts.aliases import Evidence
 from rlhf_core.artifacts.logged_rollouts import (
     KEPT_ROLLOUTS,
     Histogram,
@@ -24,6 +24,7 @@ from rlhf_core.artifacts.logged_rollouts import (
     rollouts_file,
 )
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
+from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
@@ -55,8 +56,9 @@ def write_demo(
         )  # fmt: skip
         write_record(repository.store, record)
         move_alias(
-            repository.store, "sums", "champion", results[1][0].ref, by="demo", reason=f"run {number} was better"
-        )
+            repository.store, "sums", "champion", results[1][0].ref, by="demo", reason=f"run {number} was better",
+            evidence=Evidence(approved_by="demo"),
+        )  # fmt: skip
 
 
 def _results(number: int, steps: int, prompts: int, completions: int) -> Iterator[tuple[Manifest, Mapping[str, bytes]]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from getpass import getuser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -70,7 +72,7 @@ def test_a_champion_needs_a_gate_or_a_person(store: Store) -> None:
     assert store.call("rollback", "bot")[0] == 1
 
     code, said = store.call("log", "bot/champion")
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in said.splitlines() if line[0] == "│"]
+    rows = [line.split("\t") for line in said.splitlines()[1:]]
     assert [(row[2], row[3], row[4], row[6], row[7]) for row in rows] == [
         ("3", second, first, "back to move 1", "it is rude"),
         ("2", first, second, f"gate {passed}", "exact: +0.1"),
@@ -104,3 +106,28 @@ def test_protection_is_set_and_ended_for_a_reason(store: Store) -> None:
     assert store.call("alias", "bot/best", str(store.first.ref))[0] == 0
     assert f"bot/best no longer protected by {getuser()} (a test)" in store.call("log", "bot")[1]
     assert store.call("log", "bto")[1].startswith("error: no alias bto has been set")
+
+
+def test_moves_and_decisions_are_documents(store: Store) -> None:
+    first, second = store.first.ref, store.second.ref
+
+    def document(*arguments: str) -> Any:
+        code, said = store.call(*arguments, "--json")
+        assert code == 0, said
+        return json.loads(said)
+
+    document("alias", "bot/champion", str(first), "--approve-by", "eve", "--reason", "the first")
+    passed = store.propose(approval="required")
+    (asked,) = document("log")["waiting"]
+    assert (asked["alias"], asked["artifact"]) == ("bot/candidate", second.full)
+    moved = document("approve", "bot", "--by", "eve")
+    assert (moved["alias"]["artifact"], moved["moved"], moved["differences"]) == (second.full, True, [])
+    again = document("promote", "bot")
+    assert (again["alias"]["artifact"], again["moved"]) == (second.full, False)
+    assert document("protect", "bot/best") == {"alias": "bot/best", "protected": True, "changed": True}
+    log = document("log", "bot/champion")
+    assert [(move["number"], move["gate"], move["approved_by"]) for move in log["moves"]] == [
+        (2, passed.full, "eve"), (1, None, "eve"),
+    ]  # fmt: skip
+    assert (log["waiting"], log["protections"]) == ([], [])
+    assert document("rollback", "bot")["aliases"][0]["artifact"] == first.full

@@ -22,9 +22,9 @@ from deployments.cli.exit_codes import ExitCode
 from deployments.cli.following import Ended
 from deployments.cli.main import app
 from rlhf_core import __version__
-from rlhf_core.artifacts.aliases import move_alias
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.rounds import Rounds
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, record_path, write_record
@@ -188,13 +188,13 @@ def test_runs_are_listed_newest_first_and_only_as_many_are_read_as_are_shown(
 def test_aliases_and_recipes_are_listed(repository: ArtifactRepository, tmp_path: Path) -> None:
     assert document("alias") == {"aliases": []}
     made = published(repository, tmp_path / "a", "one")
-    move_alias(repository.store, "bot", "champion", made.ref, by="me", reason="better")
+    move_alias(repository.store, "bot", "best", made.ref, by="me", reason="better")
     repository.store.put("aliases/README", b"no alias")
     (line,) = document("alias")["aliases"]
     assert (line["alias"], line["artifact"], line["by"], line["reason"]) == (
-        "bot/champion", made.ref.full, "me", "better",
+        "bot/best", made.ref.full, "me", "better",
     )  # fmt: skip
-    assert alignment("alias", "bot/champion").exit_code == 1
+    assert alignment("alias", "bot/best").exit_code == 1
     write(Path())
     names = [line["name"] for line in document("recipes")["recipes"]]
     assert names[0] == "./recipe.yaml"
@@ -305,12 +305,12 @@ def test_the_shell_completes_recipes_artifacts_aliases_and_runs(
     repository: ArtifactRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = published(repository, tmp_path / "a", "one")
-    move_alias(repository.store, "sf", "champion", made.ref, by="me", reason="")
+    move_alias(repository.store, "sf", "best", made.ref, by="me", reason="")
     recorded(repository, "run-1", made)
     (tmp_path / "here" / "mine.yaml").write_text("")
     assert completion.recipe_names("tiny-l") == ["tiny-loop", "tiny-losses"]
     assert completion.recipe_names("mi") == ["mine.yaml"]
-    assert completion.artifact_names("sf") == ["sf/champion", str(made.ref)]
+    assert completion.artifact_names("sf") == ["sf/best", str(made.ref)]
     assert completion.artifact_names(f"sft/{made.key[:4]}") == [str(made.ref)]
     assert completion.run_ids("run") == ["run-1"]
     monkeypatch.setenv("ALIGNMENT_STORE", "ftp://nowhere")

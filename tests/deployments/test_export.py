@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from deployments.cli.main import app
-from rlhf_core.artifacts.aliases import move_alias
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.inference.model_card import public
 from tests.rlhf_core.artifacts.manifests import manifest
@@ -74,7 +74,7 @@ class Shelf:
         self.adapter = self.add("lora", made, "sft", Kind.ADAPTER, parents=parents)
         on_policy = {"model": self.policy, "dataset": data}
         self.second_adapter = self.add("lora on sft", made, "sft", Kind.ADAPTER, parents=on_policy)
-        move_alias(self.repository.store, "bot", "champion", self.policy, by="a", reason="")
+        move_alias(self.repository.store, "bot", "best", self.policy, by="a", reason="")
 
     def add(self, name: str, folder: Path | None, stage: str, kind: Kind, **changes: Any) -> ArtifactRef:
         if folder is None:
@@ -114,7 +114,7 @@ def logits(folder: Path, **loading: Any) -> torch.Tensor:
 
 def test_a_model_is_a_folder_that_transformers_loads_with_a_card(shelf: Shelf, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert export("bot/champion", "--to", str(out), "--license", "apache-2.0") == str(out)
+    assert export("bot/best", "--to", str(out), "--license", "apache-2.0") == str(out)
     assert torch.equal(logits(out), logits(folder))
     assert AutoTokenizer.from_pretrained(out).vocab_size > 0
     card = ModelCard.load(out / "README.md")
@@ -135,7 +135,7 @@ def test_a_model_is_a_folder_that_transformers_loads_with_a_card(shelf: Shelf, f
         assert line in card.text, card.text
     for hidden in ("sk-1", "ann", "word", "sig=", "token=t", str(tmp_path), "/home"):
         assert hidden not in str(card), hidden
-    assert "exists already" in refused("champion", "--to", str(out))
+    assert "exists already" in refused("best", "--to", str(out))
     assert sorted(path.name for path in tmp_path.glob("*export*")) == []
 
 
@@ -167,9 +167,9 @@ def test_what_is_no_model_is_refused(shelf: Shelf, tmp_path: Path) -> None:
         refused(shelf.evaluation.full, "--to", out)
         == f"error: {shelf.evaluation} is of the kind evaluation, not a model"
     )
-    assert "is no adapter: leave --merge and --base out" in refused("champion", "--to", out, "--merge")
-    assert "`owner` is no name on the hub" in refused("champion", "--to", "hub:owner")
-    assert "--public is for a repository on the hub" in refused("champion", "--to", out, "--public")
+    assert "is no adapter: leave --merge and --base out" in refused("best", "--to", out, "--merge")
+    assert "`owner` is no name on the hub" in refused("best", "--to", "hub:owner")
+    assert "--public is for a repository on the hub" in refused("best", "--to", out, "--public")
 
 
 def test_an_error_leaves_no_folder(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_an_error_leaves_no_folder(shelf: Shelf, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("rlhf_core.inference.exporting.model_card", interrupted)
     before = sorted(tmp_path.iterdir())
-    assert CliRunner().invoke(app, ["export", "champion", "--to", str(tmp_path / "out")]).exit_code == 130
+    assert CliRunner().invoke(app, ["export", "best", "--to", str(tmp_path / "out")]).exit_code == 130
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "cache"] == before
 
 
@@ -248,7 +248,7 @@ def test_the_hub_gets_one_commit_with_all_files(shelf: Shelf, folder: Path, tmp_
         environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret"}
         environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "hub")}
         done = subprocess.run(
-            [sys.executable, "-m", "deployments.cli.main", "export", "champion", "--to", "hub:me/bot"],
+            [sys.executable, "-m", "deployments.cli.main", "export", "best", "--to", "hub:me/bot"],
             env=environment, capture_output=True, text=True, check=False, timeout=120,
         )  # fmt: skip
     assert done.returncode == 0, (done.stderr, seen)
@@ -262,5 +262,5 @@ def test_the_hub_gets_one_commit_with_all_files(shelf: Shelf, folder: Path, tmp_
 
 
 def test_a_dry_run_prints_the_card_and_keeps_nothing(shelf: Shelf, tmp_path: Path) -> None:
-    assert "| pass@1 | 0.431 (0.380–0.483) |" in export("champion", "--to", str(tmp_path / "out"), "--dry-run")
+    assert "| pass@1 | 0.431 (0.380–0.483) |" in export("best", "--to", str(tmp_path / "out"), "--dry-run")
     assert not (tmp_path / "out").exists()

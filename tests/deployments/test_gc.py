@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from deployments.cli.main import app
-from rlhf_core.artifacts.aliases import move_alias
 from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository
 from tests.rlhf_core.artifacts.manifests import published
 from tests.services import S3Server
@@ -29,7 +29,7 @@ def test_it_says_what_may_go_and_why_the_rest_stays_and_deletes_only_when_told(
     monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no stack"))
     repository = ArtifactRepository(open_store(s3_store_url))
     kept, gone = (published(repository, tmp_path / name, name) for name in ("kept", "gone"))
-    move_alias(repository.store, "bot", "champion", kept.ref, by="a", reason="")
+    move_alias(repository.store, "bot", "best", kept.ref, by="a", reason="")
     with monkeypatch.context() as reader:
         for name, value in s3_server.reader().items():
             reader.setenv(name, value)
@@ -38,7 +38,7 @@ def test_it_says_what_may_go_and_why_the_rest_stays_and_deletes_only_when_told(
         code, refused = gc("--delete")
         assert (code, "error: " in refused) == (1, True), refused
     lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in said.splitlines() if "│" in line]
-    assert [str(kept.ref), "alias bot/champion"] in lines
+    assert [str(kept.ref), "alias bot/best"] in lines
     going = next(line for line in lines if line[0] == "policy")
     assert (going[1], going[3]) == ("1", "no alias, run, loop or job needs them, and they are older than 30d")
     assert "nothing was deleted; `--delete` deletes what may go" in said

@@ -47,7 +47,7 @@ def history(store: Store, alias: str = "best") -> list[tuple[int, ArtifactRef]]:
 
 def test_every_move_is_kept(store_url: str, tmp_path: Path) -> None:
     store = open_store(store_url)
-    refs = [ArtifactRef(stage="rl", key=digit * 64) for digit in "123"]
+    refs = [published(ArtifactRepository(store), tmp_path / name, name).ref for name in "abc"]
     moves = [move(store, ref, approved_by="eve") for ref in refs]
     assert moves_of(store, MODEL, "best") == moves[::-1]
     assert [each.previous for each in moves] == [None, *refs[:2]]

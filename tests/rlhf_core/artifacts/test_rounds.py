@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -11,21 +12,24 @@ from rlhf_core.artifacts.leases import Holder, Lease
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.registry import move_alias
+from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds, RoundStart, Verdict
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError
+from tests.rlhf_core.artifacts.manifests import manifest, published
 
 pytestmark = pytest.mark.parts
 
-MODEL, BETTER, PROMPTS, RECORD = (
-    ArtifactRef(stage=stage, key=digit * 64)
-    for stage, digit in (("sft", "1"), ("preference", "2"), ("round_prompts", "3"), ("round", "4"))
-)
+MODEL, BETTER = (manifest(name).ref for name in ("model", "better"))
+PROMPTS, RECORD = (ArtifactRef(stage=stage, key="3" * 64) for stage in ("round_prompts", "round"))
 
 
 @pytest.fixture
-def store(store_url: str) -> Store:
-    return open_store(store_url)
+def store(store_url: str, tmp_path: Path) -> Store:
+    """It has both models."""
+    repository = ArtifactRepository(open_store(store_url))
+    assert [published(repository, tmp_path / name, name).ref for name in ("model", "better")] == [MODEL, BETTER]
+    return repository.store
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.artifacts import deletions as fence
-from rlhf_core.artifacts.aliases import move_alias
 from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.deletions import DELETING, Deletions
@@ -21,6 +20,7 @@ from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path, manifest_path
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
 from rlhf_core.artifacts.spec import StageSpec
@@ -77,8 +77,8 @@ def test_what_is_needed_stays_with_all_that_it_was_made_from_and_the_rest_goes(
 
     make("data")
     make("base")
-    move_alias(store, "bot", "champion", make("old champion"), by="a", reason="")
-    move_alias(store, "bot", "champion", make("champion", "data", "base"), by="a", reason="")
+    move_alias(store, "bot", "best", make("old champion"), by="a", reason="")
+    move_alias(store, "bot", "best", make("champion", "data", "base"), by="a", reason="")
     make("inputs of a job")
     make("half", "inputs of a job")
     store.delete(manifest_path(made["half"].ref))
@@ -216,7 +216,7 @@ def test_a_collection_killed_at_any_write_leaves_what_is_whole_and_the_next_one_
         base = published(repository, folder / "base", "base")
         parents = {"model": base.ref}
         kept = published(repository, folder / "kept", "kept", parents=parents)
-        move_alias(store, "bot", "champion", kept.ref, by="a", reason="")
+        move_alias(store, "bot", "best", kept.ref, by="a", reason="")
         for name in ("one", "two"):
             repository.write_spec(spec(published(repository, folder / name, name, parents=parents)))
         return store, repository
@@ -282,7 +282,7 @@ def test_what_is_needed_between_the_plan_and_the_deletion_stays(repository: Arti
     repository.put_blob(b"shared")
     collection = GarbageCollection(repository.store, NOTHING)
     plan = collection.plan()
-    move_alias(repository.store, "bot", "champion", aliased.ref, by="a", reason="")
+    move_alias(repository.store, "bot", "best", aliased.ref, by="a", reason="")
     write_needs(repository.store, "run", [reused.ref])
     folder = tmp_path / "published meanwhile"
     folder.mkdir()
