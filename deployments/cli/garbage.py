@@ -21,7 +21,7 @@ from tasks.followers import live_runs
 app = typer.Typer()
 
 _WHY_KEPT = {
-    "alias": "an alias points there, or did before its last move",
+    "alias": "an alias points there or did once, or a move or decision is based on it",
     "loop": "a round of a loop started from it, made it or used it",
     "run": "a run used or made it",
     "job": "a job computes it now",

@@ -23,11 +23,25 @@ _LEASE = re.compile(r"leases/([^/]+)/([0-9a-f]{64})\.json")
 _ROUND = re.compile(r"loops/([^/]+)/([0-9]+)/(?:start|end)\.json")
 _RUN = re.compile(r"runs/([^/]+)/(?:run|needs)\.json")
 _ALIAS = re.compile(r"aliases/([^/]+/[^/]+)\.json")
+_MOVE = re.compile(r"registry/[^/]+/moves/[^/]+/[0-9]+\.json")
+_DECISION = re.compile(r"registry/[^/]+/decisions/[0-9a-f]{64}\.json")
+
+
+class _Evidence(BaseModel):
+    gate: ArtifactRef | None = None
 
 
 class _Alias(BaseModel):
+    """The newest or an earlier move of an alias."""
+
     manifest: ArtifactRef
     previous: ArtifactRef | None = None
+    evidence: _Evidence = _Evidence()
+
+
+class _Decision(BaseModel):
+    gate: ArtifactRef
+    candidate: ArtifactRef
 
 
 class _Round(BaseModel):
@@ -82,6 +96,10 @@ class NeedsReader:
         leases = self._root("leases/", _LEASE, LeaseRecord)
         runs = self._root("runs/", _RUN, _Run)
         aliases = self._root("aliases/", _ALIAS, _Alias)
+        moves = self._root(
+            "registry/", _MOVE, _Alias
+        )  # after the aliases: a move is copied there before it is replaced
+        decisions = self._root("registry/", _DECISION, _Decision)
         rounds = self._root("loops/", _ROUND, _Round)
         folders = read_folders(self._store, self._documents)
 
@@ -93,6 +111,16 @@ class NeedsReader:
             reasons.setdefault(alias.manifest, Reason("alias", f"alias {name}"))
             if alias.previous is not None:
                 reasons.setdefault(alias.previous, Reason("alias", f"alias {name}, before its last move"))
+            if alias.evidence.gate is not None:
+                reasons.setdefault(alias.evidence.gate, Reason("alias", f"evidence of the alias {name}"))
+        for (path, _), move in moves.items():
+            _, model, _, name, number = path.removesuffix(".json").split("/")
+            for ref in (move.manifest, move.previous, move.evidence.gate):
+                if ref is not None:
+                    reasons.setdefault(ref, Reason("alias", f"move {int(number)} of the alias {model}/{name}"))
+        for (path, _), decision in decisions.items():
+            for ref in (decision.gate, decision.candidate):
+                reasons.setdefault(ref, Reason("alias", f"a decision on a candidate of {path.split('/')[1]}"))
         for (path, _), one in rounds.items():
             loop, number = path.split("/")[1:3]
             for ref in (one.accepted, one.previous_prompts, one.prompts, one.record, one.candidate):

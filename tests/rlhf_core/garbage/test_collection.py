@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.artifacts import deletions as fence
+from rlhf_core.artifacts.aliases import Evidence
 from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.deletions import DELETING, Deletions
@@ -20,6 +21,7 @@ from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.promotion import approve, propose, reject
 from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path, manifest_path
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
@@ -29,7 +31,7 @@ from rlhf_core.errors import IntegrityError, StoreError
 from rlhf_core.garbage.collection import GarbageCollection
 from rlhf_core.garbage.keep import Keep, described, parse_keep
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_needs, write_record
-from tests.rlhf_core.artifacts.manifests import manifest, published
+from tests.rlhf_core.artifacts.manifests import gate, manifest, published
 from tests.rlhf_core.artifacts.test_costs import attempt
 
 pytestmark = pytest.mark.parts
@@ -129,6 +131,39 @@ def test_what_is_needed_stays_with_all_that_it_was_made_from_and_the_rest_goes(
     assert collected(store) == 3, "the spec of a stage that nobody computes, and its input"
     assert names(repository) == everything - {"of nobody", "of an old run", "inputs of a job"}
     assert collected(store) == 0
+
+
+def test_what_the_history_of_a_model_and_its_decisions_refer_to_stays(
+    local: ArtifactRepository, tmp_path: Path
+) -> None:
+    store = local.store
+    made = {name: published(local, tmp_path / name, name).ref for name in ("first", "second", "third", "rejected")}
+    person = Evidence(approved_by="eve")
+    move_alias(store, "bot", "champion", made["first"], by="a", reason="the first", evidence=person)
+    for name in ("second", "rejected"):
+        passed = gate(local, tmp_path / f"gate of {name}", made[name], made["first"], approval="required")
+        propose(store, "bot", passed, by="run")
+        if name == "second":
+            approve(store, "bot", by="a", approved_by="eve", reason="read them")
+    store.delete("aliases/bot/candidate.json")  # and its history: the decision alone remains
+    for path in store.list("registry/bot/moves/candidate/"):
+        store.delete(path)
+    move_alias(store, "bot", "champion", made["third"], by="a", reason="by hand", evidence=person)
+    move_alias(store, "bot", "champion", made["third"], by="a", reason="again", evidence=person)
+    assert names(local) == {*made, "gate of second", "gate of rejected"}
+    assert collected(store) == 3, "two manifests and a blob: the gates share theirs"
+    assert names(local) == {"first", "second", "third", "gate of second"}
+
+
+def test_a_rejected_candidate_stays_with_its_gate(local: ArtifactRepository, tmp_path: Path) -> None:
+    first, rejected = (published(local, tmp_path / name, name).ref for name in ("first", "rejected"))
+    propose(local.store, "bot", gate(local, tmp_path / "gate", rejected, first, approval="required"), by="run")
+    reject(local.store, "bot", by="eve", reason="rude")
+    local.store.delete("aliases/bot/candidate.json")
+    assert collected(local.store) == 0
+    local.store.put("registry/bot/decisions/" + "0" * 64 + ".json", b"{")
+    with pytest.raises(IntegrityError, match=r"registry/bot/decisions/0{64}\.json cannot be read"):
+        collected(local.store)
 
 
 def test_times_to_live_are_by_kind_and_a_young_artifact_keeps_what_it_was_made_from(
