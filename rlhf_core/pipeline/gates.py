@@ -22,6 +22,8 @@ class Judged:
     node: str
     gate: Gate
     move: Alias | None  # of the model's candidate, by this gate; None: it moved none
+    is_new: bool  # this run made the move
+    waits: bool  # for a person
     next_step: str  # in Markdown: what a person does with the candidate; empty: nothing
 
     def lines(self) -> list[str]:
@@ -41,16 +43,19 @@ def settle_gates(nodes: Iterable[Node], repository: ArtifactRepository, run_id: 
         manifest = repository.manifest(node.ref) if isinstance(config, ModelGateConfig) else None
         if manifest is None or not isinstance(config, ModelGateConfig):
             continue
-        gate, move, next_step = gate_of(manifest), None, ""
-        if gate.passed and config.model is not None:
-            move = propose(repository.store, config.model, node.ref, by=f"run {run_id}")
-            next_step = _next_step(repository.store, config.model, move)
-        yield Judged(node.name, gate, move, next_step)
+        gate, model, by = gate_of(manifest), config.model, f"run {run_id}"
+        if not gate.passed or model is None:
+            yield Judged(node.name, gate, move=None, is_new=False, waits=False, next_step="")
+            continue
+        move = propose(repository.store, model, node.ref, by=by)
+        waits = waiting(repository.store, model) == move
+        next_step = _next_step(repository.store, model, move, waits)
+        yield Judged(node.name, gate, move, is_new=move.by == by, waits=waits, next_step=next_step)
 
 
-def _next_step(store: Store, model: str, move: Alias) -> str:
+def _next_step(store: Store, model: str, move: Alias, waits: bool) -> str:
     name, chosen = f"`{model}/{CANDIDATE}`", f"{model} --candidate {move.manifest}"
-    if waiting(store, model) == move:
+    if waits:
         commands = f"alignment approve {chosen}\nalignment reject {chosen} --reason WHY"
         return f"{name} waits for a person:\n\n```\n{commands}\n```"
     if read_alias(store, model, CANDIDATE) == move:

@@ -1,4 +1,4 @@
-"""The verdict of a gate on the page of its run."""
+"""The verdict of a gate on the page of its run, and as an event."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from prefect import flow, runtime, task
 from prefect.artifacts import Artifact
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.gates import event_of
 from flows.running import conclude
-from rlhf_core.artifacts.aliases import read_alias
+from rlhf_core.artifacts.aliases import Alias, read_alias
+from rlhf_core.artifacts.gates import Gate
 from rlhf_core.artifacts.manifest import Manifest
+from rlhf_core.config.notify import Event
+from rlhf_core.pipeline.gates import Judged
 from rlhf_core.pipeline.prepare import Prepared, prepare
 from tasks.stage import StageResult
-from tests.rlhf_core.artifacts.manifests import gate
+from tests.rlhf_core.artifacts.manifests import gate, manifest
 from tests.rlhf_core.graph.gate_recipe import write
 
 pytestmark = pytest.mark.system
@@ -56,3 +60,21 @@ def test_a_candidate_that_waits_has_its_command_on_the_page_of_the_run(
     move = read_alias(prepared.store, "bot", "candidate")
     assert move is not None
     assert (move.manifest, move.by) == (candidate, f"run {run_id}")
+
+
+@pytest.mark.parametrize(
+    ("passed", "is_new", "waits", "event"),
+    [
+        (False, False, False, "refused"),
+        (True, True, True, "waiting_for_approval"),
+        (True, False, True, "waiting_for_approval"),
+        (True, True, False, "promoted"),
+        (True, False, False, None),  # of a run that only reuses the verdict
+    ],
+)
+def test_the_verdict_of_a_gate_is_an_event(passed: bool, is_new: bool, waits: bool, event: Event | None) -> None:
+    ref = manifest("model").ref
+    verdict = Gate(ref, ref, ref, passed=passed, reason="why", needs_approval=waits)
+    move = Alias(manifest=ref, previous=None, by="a", reason="why", sequence=1, moved_at=datetime.now(UTC))
+    judged = Judged("gate", verdict, move if passed else None, is_new=is_new, waits=waits, next_step="")
+    assert event_of(judged) == event

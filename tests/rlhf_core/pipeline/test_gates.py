@@ -100,6 +100,9 @@ def test_a_passed_gate_moves_the_candidate_and_a_promotion_the_champion(folder: 
     better = recipe.node("better").ref
     assert (judged.gate.passed, judged.gate.candidate, judged.gate.baseline) == (True, better, champion)
     assert settled(recipe)[0].move == judged.move
+    assert (judged.is_new, judged.waits) == (True, False)
+    (reused,) = settle_gates(recipe.graph.values(), recipe.repository, "another")
+    assert (reused.move, reused.is_new) == (judged.move, False)
     (move,) = moves_of(recipe.store, "bot", "candidate")
     assert (move.manifest, move.by, move.evidence.gate) == (better, "run one", recipe.node("gate").ref)
     assert f"alignment promote bot --candidate {better}" in judged.lines()[-1]
@@ -127,7 +130,8 @@ def test_a_candidate_waits_for_the_person_that_its_gate_asks_for(folder: Path, c
     command = f"alignment approve bot --candidate {judged.gate.candidate}"
     assert command in "\n".join(judged.lines())
     approve(recipe.store, "bot", by="ann", approved_by="eve", reason="read them")
-    assert "waits" not in settled(recipe)[0].next_step
+    assert judged.waits
+    assert not settled(recipe)[0].waits
     move_alias(recipe.store, "bot", "candidate", champion, by="ann", reason="")
     assert settled(recipe)[0].next_step == "`bot/candidate` was moved on since: `alignment log bot`"
 
