@@ -14,8 +14,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from deployments.cli.tables import duration
 from deployments.ui.charts import curve_charts, grouped, histogram_charts
 from deployments.ui.reading import NodeView, Run, StoreReader
-from rlhf_core.artifacts.aliases import ALIASES, Alias
+from rlhf_core.artifacts.aliases import aliases_of, models_of, moves_of
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, LoggedSequence, LoggedStep
+from rlhf_core.artifacts.protection import read_protection
 from rlhf_core.errors import AlignmentError
 from rlhf_core.pipeline.compared_runs import read_compared_run
 from rlhf_core.report.content import Content, Difference
@@ -157,15 +158,15 @@ class Pages:
         )  # fmt: skip
 
     def models(self, where: Where, query: Query) -> str:
-        """The aliases of the store, with what they refer to."""
+        """The aliases of the store with their moves, the newest first, and whether they are protected."""
         store = self._reader.repository.store
-        paths = [path for path in store.list(f"{ALIASES}/") if path.endswith(".json")]
-        aliases = {
-            path.removeprefix(f"{ALIASES}/").removesuffix(".json"): Alias.parse(path, data)
-            for path in paths
-            if (data := store.get(path)) is not None
+        protections = {model: read_protection(store, model) for model in models_of(store)}
+        moves = {
+            f"{model}/{alias}": (protection.protects(alias), moves_of(store, model, alias))
+            for model, protection in protections.items()
+            for alias in aliases_of(store, model)
         }
-        return self._rendered("models.html", title="Models", aliases=aliases)
+        return self._rendered("models.html", title="Models", aliases=moves)
 
     def _run(self, where: Where) -> Run:
         run = self._reader.run(where["run"]) if where["run"].isprintable() and "/" not in where["run"] else None

@@ -130,6 +130,13 @@ def test_a_running_stage_shows_its_metrics_and_rollouts_so_far(browser: httpx.Cl
     assert "refresh" not in browser.get("/runs/live/rl/steps/2").text  # nothing that somebody reads goes away
 
 
+def test_an_alias_has_its_history(browser: httpx.Client) -> None:
+    page = browser.get("/models").text
+    assert page.count("sums/champion") == 1
+    assert "<b>sums/champion</b> protected" in page
+    assert page.index("run 1 was better") < page.index("run 0 was better")
+
+
 def test_text_of_models_and_users_is_never_markup(browser: httpx.Client) -> None:
     for path in ("/", "/runs/live", "/runs/live/rl", "/runs/live/rl/steps/2", "/runs/live/rl/steps/2/groups/0"):
         answer = browser.get(path)
