@@ -47,6 +47,8 @@ def test_a_candidate_that_waits_has_its_command_on_the_page_of_the_run(
     prepared = prepare(write(tmp_path), ["gate.approval=required"], store=local_store_url, call_functions=False)
     node = prepared.graph["gate"]
     candidate, baseline = (node.input_refs[name] for name in ("candidate", "baseline"))
+    for ref in (candidate, baseline):
+        prepared.repository.commit(manifest("model", ref.stage, key=ref.key))
     gate(prepared.repository, tmp_path / "verdict", candidate, baseline, approval="required", ref=node.ref)
     verdict = prepared.repository.manifest(node.ref)
     assert verdict is not None
