@@ -285,9 +285,9 @@ class StageCostLine:
 
     @classmethod
     def of(cls, stage: StageCost, prices: PricesConfig | None) -> StageCostLine:
-        parts = (CostLine.of(part, prices) for part in (stage.own, stage.others, stage.saved))
+        own, others, saved = (CostLine.of(part, prices) for part in (stage.own, stage.others, stage.saved))
         attempts = [AttemptLine(each, CostLine.of(cost_of([each], prices), prices)) for each in stage.attempts]
-        return cls(stage.name, stage.outcome, *parts, attempts)
+        return cls(stage.name, stage.outcome, own, others, saved, attempts)
 
 
 @dataclass(frozen=True, slots=True)
