@@ -33,9 +33,9 @@ def differences(repository: ArtifactRepository, baseline: ArtifactRef, candidate
                 name = f"{after.name.partition('.')[0]}.{scorer}"
                 if name in seen:
                     continue
-                inputs = [_fetched(repository, each, Path(cache)) for each in (before, after)]
+                old, new = (_fetched(repository, each, Path(cache)) for each in (before, after))
                 try:
-                    comparison = judge(*inputs, Criterion(name, scorer, "greedy", 0.0, strict=False))
+                    comparison = judge(old, new, Criterion(name, scorer, "greedy", 0.0, strict=False))
                 except ValueError:  # of other prompts, or scored otherwise: there is no difference to show
                     continue
                 seen.add(name)
