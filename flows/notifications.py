@@ -89,7 +89,8 @@ def _url(settings: NotifyConfig) -> str:
     if settings.webhook_block:
         where = f"the Prefect Secret block `{settings.webhook_block}`"
         try:
-            url = str(Secret.load(settings.webhook_block).get())
+            block: Any = Secret.load(settings.webhook_block)
+            url = str(block.get())
         except Exception as error:  # of Prefect or of its server
             raise _NotSentError(f"{where} cannot be read ({type(error).__name__}): create it, or remove it") from None
     else:

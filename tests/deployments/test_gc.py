@@ -37,7 +37,7 @@ def test_it_says_what_may_go_and_why_the_rest_stays_and_deletes_only_when_told(
         assert code == 0, said
         code, refused = gc("--delete")
         assert (code, "error: " in refused) == (1, True), refused
-    lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in said.splitlines() if "│" in line]
+    lines = [[cell.strip() for cell in line.split("\t")] for line in said.splitlines() if "\t" in line]
     assert [str(kept.ref), "alias bot/best"] in lines
     going = next(line for line in lines if line[0] == "policy")
     assert (going[1], going[3]) == ("1", "no alias, run, loop or job needs them, and they are older than 30d")

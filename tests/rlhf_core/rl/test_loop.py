@@ -198,7 +198,9 @@ def test_a_step_with_fewer_prompts_trains(tmp_path: Path) -> None:
     )
     easy = [prompt.id in "01" for prompt in PromptSampler(to_prompts(ROWS, TOKENIZER, max_tokens=13), 0).draw(12)]
     start = next(i for i in range(11) if easy[i] != easy[i + 1])  # a step from here draws one easy prompt
-    ours.collector.load_state_dict({**ours.collector.state_dict(), "prompts": {"drawn": start}})
+    state = ours.collector.state_dict()
+    counts = {**state["counts"], "drawn": start, "surplus": start}
+    ours.collector.load_state_dict({**state, "prompts": {"drawn": start}, "counts": counts})
     before = published(ours.trainer)
     metrics = ours.run()
     assert (metrics["filtering/groups"], metrics["filtering/kept_share"]) == (2, 0.5)
