@@ -186,10 +186,10 @@ def test_an_error_leaves_no_folder(shelf: Shelf, tmp_path: Path, monkeypatch: py
     ("value", "shown"),
     [
         ({"hf_token": "x", "max_tokens": 5, "token": ""}, {"hf_token": "(left out)", "max_tokens": 5, "token": ""}),
-        (["/root/x/model", "~/x/data.jsonl", "../up/rows.jsonl", "here/rows.jsonl"],
+        (["/home/someone/x/model", "~/x/data.jsonl", "../up/rows.jsonl", "here/rows.jsonl"],
          ["model", "data.jsonl", "rows.jsonl", "here/rows.jsonl"]),
         ("s3://key:secret@host/bucket/x?sig=1", "s3://host/bucket/x"),
-        ("file:///root/x", "x"),
+        ("file:///home/someone/x", "x"),
         ({"headers": {"Authorization": "Bearer x"}}, {"headers": "(left out)"}),
         ("/ is a sign\nof text", "/ is a sign\nof text"),
     ],
