@@ -39,6 +39,7 @@ USED_OTHERWISE = {
     ),
     "DistillationConfig.teacher": "its properties `teacher_engine` and `stored_inputs` are read",
     "TeacherConfig.engine": "DistillationConfig.teacher_engine returns it",
+    "ModelGateConfig.approval": "read_gate reads it from the manifest of the gate",
     "PPOConfig.critic": "AlgorithmConfig.critic_settings returns it",
     **dict.fromkeys(
         ("ReferenceConfig.engine", "PairReferenceConfig.engine"), "ReferencedConfig.reference_engine returns them"
