@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rlhf_core.artifacts.manifest import Manifest
+from rlhf_core.config.stages.evaluation import Completions
 from rlhf_core.evaluation.intervals import Estimate, paired_difference
-
-Completions = Literal["greedy", "sampled"]
 
 
 def compare(

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.manifest import MetricValue
+from rlhf_core.config.stages.evaluation import Completions
 from rlhf_core.contract import Input
-from rlhf_core.evaluation.comparison import Completions, compare, require_comparable
+from rlhf_core.evaluation.comparison import compare, require_comparable
 from rlhf_core.tracking.protocol import SAMPLES_FILE, VERDICT_FILE, read_jsonl
 
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
-from rlhf_core.config.stages.evaluation import EvaluationConfig
+from rlhf_core.config.stages.evaluation import Completions, EvaluationConfig
 from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.recipe.recipe import Recipe
-
-if TYPE_CHECKING:
-    from rlhf_core.evaluation.comparison import Completions  # which loads numpy
 
 
 def evaluation_node(recipe: Recipe, nodes: Collection[str], place: str, name: str, model: str) -> str:

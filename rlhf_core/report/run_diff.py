@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
-from rlhf_core.evaluation.comparison import Completions, compare
+from rlhf_core.config.stages.evaluation import Completions
+from rlhf_core.evaluation.comparison import compare, questions
 
 Rows = Sequence[Mapping[str, Any]]  # of an evaluation's samples.jsonl
 Section = Literal["settings", "inputs", "code", "libraries"]
@@ -232,7 +233,7 @@ def _why_not_paired(name: str, first: ComparedRun, run: ComparedRun) -> str:
     missing = next((each for each in (first, run) if not each.rows.get(name)), None)
     if missing is not None:
         return f"the run {missing.run} has no such evaluation"
-    if _prompts(first.rows[name]) != _prompts(run.rows[name]):
+    if questions(first.rows[name]) != questions(run.rows[name]):
         return "other prompts"
     before, after = _manifests(first)[name], _manifests(run)[name]
     if before.config.get("scorers") != after.config.get("scorers"):
@@ -240,10 +241,6 @@ def _why_not_paired(name: str, first: ComparedRun, run: ComparedRun) -> str:
     if before.user_files != after.user_files:
         return "the files of its scorers changed"
     return ""
-
-
-def _prompts(rows: Rows) -> dict[Any, Any]:
-    return {row["id"]: (row["prompt"], row.get("answer")) for row in rows}
 
 
 def _differences(run: str, before: Rows, after: Rows) -> Iterator[PairedDifference]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,8 @@ from rlhf_core.config.rewards.rewards import require_environment
 from rlhf_core.config.rewards.scorers import ScorerConfig
 from rlhf_core.config.stages.base import EnginesConfig, JudgedBy, ResumedConfig
 from rlhf_core.config.texts import JudgeName
+
+Completions: TypeAlias = Literal["greedy", "sampled"]  # whose scores are compared
 
 
 class EvaluationConfig(ResumedConfig, EnginesConfig):

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from rlhf_core.config.base import Config, Reads, operational
 from rlhf_core.config.numbers import Share
 from rlhf_core.config.stages.base import NamedStageConfig
+from rlhf_core.config.stages.evaluation import Completions
 from rlhf_core.config.texts import JudgeName, ModelName
 
 
@@ -19,7 +20,7 @@ class MetricConfig(Config):
         default="evaluation", description="the stage that evaluates both models"
     )
     scorer: JudgeName | None = Field(default=None, description="scorer to compare; none: the one with this name")
-    completions: Literal["greedy", "sampled"] = Field(
+    completions: Completions = Field(
         default="greedy", description="the score of each prompt's greedy completion, or the mean of its sampled ones"
     )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from rlhf_core.config.base import Config, Reads, Role
 from rlhf_core.config.numbers import Margin, Rows
 from rlhf_core.config.stages.base import StageConfig
+from rlhf_core.config.stages.evaluation import Completions
 from rlhf_core.config.texts import JudgeName
 
 ACCEPTED = "accepted"  # name of the last accepted model in the stages of a loop, and of the alias that points at it
@@ -21,7 +22,7 @@ class GateConfig(Config):
 
     evaluation: str = Field(default="evaluation", description="the stage that evaluates `accepted` and the candidate")
     scorer: JudgeName | None = Field(default=None, description="scorer to compare; none: the evaluation's first")
-    completions: Literal["greedy", "sampled"] = Field(
+    completions: Completions = Field(
         default="greedy", description="the score of each prompt's greedy completion, or the mean of its sampled ones"
     )
     margin: Margin = Field(
