@@ -24,7 +24,7 @@ from deployments.cli.documents import (
     ScoreDifference,
 )
 from deployments.cli.output import Printed, printing
-from rlhf_core.artifacts.aliases import Alias, Evidence, aliases_of, list_aliases, models_of, moves_of, read_alias
+from rlhf_core.artifacts.aliases import Alias, Evidence, alias_names, list_aliases, moves_of, read_alias
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.promotion import approve as approve_candidate
@@ -78,14 +78,15 @@ def log(
     """Print the moves of a model's aliases, the newest first, and the candidates that wait for a person."""
     store = open_store(store_url())
     model, _, short = (name or "").partition("/")
-    asked = [(each, waiting(store, each)) for each in ([model] if name is not None else models_of(store))]
+    models = [model] if name is not None else dict.fromkeys(each for each, _ in alias_names(store))
+    asked = [(each, waiting(store, each)) for each in models]
     waits = [(each, move) for each, move in asked if move is not None]
     texts: list[RenderableType] = [_waits(each, move) for each, move in waits]
     waiting_lines = [_alias_line(f"{each}/{CANDIDATE}", move) for each, move in waits]
     if name is None:
         return Printed(RegistryLog(waiting_lines, [], []), texts)
     changes = [each for each in reversed(read_protection(store, model).changes) if short in ("", each.alias)]
-    aliases = [short] if short else aliases_of(store, model)
+    aliases = [short] if short else [alias for _, alias in alias_names(store, model)]
     moves = [(f"{model}/{alias}", move) for alias in aliases for move in moves_of(store, model, alias)]
     if not moves:
         raise StoreError(f"no alias {name} has been set: `alignment alias {model}/{short or CHAMPION} ARTIFACT` does")

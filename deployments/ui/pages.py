@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from deployments.cli.tables import duration
 from deployments.ui.charts import curve_charts, grouped, histogram_charts
 from deployments.ui.reading import NodeView, Run, StoreReader
-from rlhf_core.artifacts.aliases import aliases_of, models_of, moves_of
+from rlhf_core.artifacts.aliases import alias_names, moves_of
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, LoggedSequence, LoggedStep
 from rlhf_core.artifacts.protection import read_protection
 from rlhf_core.errors import AlignmentError
@@ -160,11 +160,11 @@ class Pages:
     def models(self, where: Where, query: Query) -> str:
         """The aliases of the store with their moves, the newest first, and whether they are protected."""
         store = self._reader.repository.store
-        protections = {model: read_protection(store, model) for model in models_of(store)}
+        names = alias_names(store)
+        protections = {model: read_protection(store, model) for model in {model for model, _ in names}}
         moves = {
-            f"{model}/{alias}": (protection.protects(alias), moves_of(store, model, alias))
-            for model, protection in protections.items()
-            for alias in aliases_of(store, model)
+            f"{model}/{alias}": (protections[model].protects(alias), moves_of(store, model, alias))
+            for model, alias in names
         }
         return self._rendered("models.html", title="Models", aliases=moves)
 

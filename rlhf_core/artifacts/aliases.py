@@ -83,28 +83,17 @@ def read_move(store: Store, path: str) -> Alias | None:
 
 
 def list_aliases(store: Store) -> dict[str, Alias]:
-    """Return the aliases of all models by `model/alias`, sorted. Objects with other names are ignored."""
-    aliases: dict[str, Alias] = {}
-    for path in store.list(f"{ALIASES}/"):
-        model, slash, alias = path.removeprefix(f"{ALIASES}/").removesuffix(".json").partition("/")
-        if slash and is_model_name(model) and is_model_name(alias) and path == alias_path(model, alias):
-            read = read_alias(store, model, alias)
-            if read is not None:
-                aliases[f"{model}/{alias}"] = read
-    return aliases
+    """Return the aliases of all models by `model/alias`, sorted."""
+    moves = {f"{model}/{alias}": read_alias(store, model, alias) for model, alias in alias_names(store)}
+    return {name: move for name, move in moves.items() if move is not None}
 
 
-def aliases_of(store: Store, model: str) -> list[str]:
-    """Return the names of a model's aliases."""
-    prefix = alias_path(model, "x").removesuffix("x.json")
-    names = (path.removeprefix(prefix).removesuffix(".json") for path in store.list(prefix))
-    return [name for name in names if is_model_name(name)]
-
-
-def models_of(store: Store) -> list[str]:
-    """Return the names of all models that have an alias."""
-    parts = (path.split("/") for path in store.list(f"{ALIASES}/"))
-    return list(dict.fromkeys(part[1] for part in parts if len(part) == 3 and is_model_name(part[1])))
+def alias_names(store: Store, model: str | None = None) -> list[tuple[str, str]]:
+    """Return model and name of each alias, sorted; of `model` alone if it is given. Ignores objects of other names."""
+    prefix = f"{ALIASES}/" if model is None else alias_path(model, "x").removesuffix("x.json")
+    paths = [path.split("/") for path in store.list(prefix) if path.endswith(".json")]
+    names = [(parts[1], parts[2].removesuffix(".json")) for parts in paths if len(parts) == 3]
+    return [each for each in names if is_model_name(each[0]) and is_model_name(each[1])]
 
 
 def kept_sequences(store: Store, model: str, alias: str) -> list[int]:
