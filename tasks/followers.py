@@ -116,10 +116,7 @@ class Follower:
                 return new
             data = new.model_dump_json(indent=1).encode()
             try:
-                if current is None:
-                    self._store.put_if_absent(self._path, data)
-                else:
-                    self._store.replace(self._path, data, current[1])
+                self._store.put_if_unchanged(self._path, data, None if current is None else current[1])
             except ConflictError:
                 continue  # another run was faster, or the response to our own write was lost
             return new

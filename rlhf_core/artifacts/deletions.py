@@ -48,8 +48,8 @@ def wait_for_deletions(
     """
     wanted: frozenset[str] | None = None
     told = False
-    while (stored := store.get_tagged(DELETING)) is not None:
-        announced = _parsed(stored[0])
+    while (stored := store.get(DELETING)) is not None:
+        announced = _parsed(stored)
         wanted = frozenset(paths) if wanted is None else wanted
         if announced.is_over(datetime.now(UTC)) or wanted.isdisjoint(announced.paths):
             return
@@ -84,10 +84,7 @@ class Deletions:
         new = Announcement(collection=self._id, until=now + self._lifetime, paths=tuple(paths))
         data = new.model_dump_json().encode()
         try:
-            if stored is None:
-                self._store.put_if_absent(DELETING, data)
-            else:
-                self._store.replace(DELETING, data, stored[1])
+            self._store.put_if_unchanged(DELETING, data, None if stored is None else stored[1])
         except ConflictError as error:
             if self._store.get(DELETING) != data:  # else it is our own write, whose response was lost
                 raise StoreError("another `alignment gc` has started: let it finish") from error

@@ -152,13 +152,10 @@ def take_lease(store: Store, path: str, *, lifetime: timedelta = LIFETIME) -> Le
     data = _encoded(record)
     try:
         current = store.get_tagged(path)
-        if current is None:
-            store.put_if_absent(path, data)
-        else:
-            old = _decoded(path, current[0])
-            if not old.is_free(now):
-                return old.holder
-            store.replace(path, data, current[1])
+        old = None if current is None else _decoded(path, current[0])
+        if old is not None and not old.is_free(now):
+            return old.holder
+        store.put_if_unchanged(path, data, None if current is None else current[1])
     except ConflictError:
         pass
     written = store.get_tagged(path)

@@ -38,8 +38,8 @@ class Protection(Config):
 
 def read_protection(store: Store, model: str) -> Protection:
     """Return the protection of a model's aliases. Raises IntegrityError if the document is damaged."""
-    tagged = store.get_tagged(_path(model))
-    return Protection() if tagged is None else _parsed(model, tagged[0])
+    data = store.get(_path(model))
+    return Protection() if data is None else _parsed(model, data)
 
 
 def protect(store: Store, model: str, alias: str, *, protected: bool, by: str, reason: str) -> bool:
@@ -59,10 +59,7 @@ def protect(store: Store, model: str, alias: str, *, protected: bool, by: str, r
     change = ProtectionChange(alias=alias, protected=protected, by=by, reason=reason, changed_at=datetime.now(UTC))
     data = Protection(changes=(*before.changes, change)).model_dump_json(indent=1).encode()
     try:
-        if tagged is None:
-            store.put_if_absent(_path(model), data)
-        else:
-            store.replace(_path(model), data, tagged[1])
+        store.put_if_unchanged(_path(model), data, None if tagged is None else tagged[1])
     except ConflictError as error:
         if change not in read_protection(store, model).changes:  # else it is our own write, whose response was lost
             raise ConflictError(f"the protection of {model} was changed by another process: try again") from error

@@ -64,11 +64,9 @@ def move_alias(
     )
     data = new.model_dump_json(indent=1).encode()
     try:
-        if stored is None or old is None:
-            store.put_if_absent(path, data)
-        else:
+        if stored is not None and old is not None:
             _keep(store, move_path(model, alias, old.sequence), stored[0])
-            store.replace(path, data, stored[1])
+        store.put_if_unchanged(path, data, None if stored is None else stored[1])
     except ConflictError as error:
         now = read_alias(store, model, alias)
         if new not in (now, read_move(store, move_path(model, alias, sequence))):

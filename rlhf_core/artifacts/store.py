@@ -96,6 +96,13 @@ class Store(ABC):
     def probe(self) -> None:
         """Check that the store exists, accepts our credentials and keeps the contract. Raises StoreError."""
 
+    def put_if_unchanged(self, path: str, data: bytes, tag: str | None) -> None:
+        """Write if the object has this `tag`, or, for None, if there is none; else raise ConflictError."""
+        if tag is None:
+            self.put_if_absent(path, data)
+        else:
+            self.replace(path, data, tag)
+
     def get(self, path: str) -> bytes | None:
         content_and_tag = self.get_tagged(path)
         return None if content_and_tag is None else content_and_tag[0]
