@@ -101,8 +101,7 @@ def _authorised(token: str) -> Any:
                 raise web.HTTPUnauthorized(
                     text="the token is another one: use the URL that `alignment ui` printed last"
                 )
-            rest = {name: value for name, value in request.query.items() if name != "token"}
-            response = web.HTTPFound(str(request.rel_url.with_query(rest)))
+            response = web.HTTPFound(str(request.rel_url.without_query_params("token")))
             response.set_cookie(_COOKIE, token, max_age=_WEEK, httponly=True, samesite="Strict")
             raise response
         kept = request.cookies.get(_COOKIE, "")

@@ -70,6 +70,8 @@ def test_only_who_has_the_token_and_the_right_name_gets_a_page(server: str) -> N
     assert httpx.get(server, cookies={"alignment-ui": "other"}).status_code == 401
     first = httpx.get(f"{server}/runs/x?token={TOKEN}&q=1")
     assert (first.status_code, first.headers["location"]) == (302, "/runs/x?q=1")  # the token is in no further URL
+    several = httpx.get(f"{server}/compare?run=a&token={TOKEN}&run=b")
+    assert several.headers["location"] == "/compare?run=a&run=b"
     assert "HttpOnly" in first.headers["set-cookie"]
     assert "SameSite=Strict" in first.headers["set-cookie"]
     rebound = httpx.get(f"{server}/?token={TOKEN}", headers={"Host": "evil.example"})
