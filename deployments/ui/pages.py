@@ -19,7 +19,6 @@ from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, L
 from rlhf_core.artifacts.protection import read_protection
 from rlhf_core.errors import AlignmentError
 from rlhf_core.pipeline.compared_runs import read_compared_run
-from rlhf_core.report.content import Content, Difference
 from rlhf_core.report.formatting import main_metrics, number, visible
 from rlhf_core.report.run_diff import diff_runs
 
@@ -73,7 +72,7 @@ class Pages:
         curves = content.curves if content is not None else {}
         return self._rendered(
             "run.html", title=run.name, refresh=run.record is None, run=run, nodes=nodes, content=content,
-            results=_results(content),
+            results=[each.result for each in content.sets if each.result] if content is not None else [],
             logged={node.name: steps[-1] for node in nodes if (steps := self._reader.logged_steps(node))},
             with_curves=[node for node in nodes if node.state == "running" or node.name in curves],
             total=sum(node.manifest.device_seconds for node in nodes if node.manifest and node.state != "reused"),
@@ -225,11 +224,6 @@ def tokens_of(sequence: LoggedSequence) -> list[dict[str, Any]]:
 def mean_advantage(completion: LoggedCompletion) -> float:
     values = [value for each in completion.sequences for value in each.advantages if value is not None]
     return fmean(values) if values else 0.0
-
-
-def _results(content: Content | None) -> list[Difference]:
-    """Return the difference of the last model to the first in each evaluation, by its first scorer."""
-    return [each.differences[-1] for each in content.sets if each.differences] if content is not None else []
 
 
 def _headline_metric(run: Run) -> str:

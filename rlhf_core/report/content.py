@@ -54,6 +54,14 @@ class EvaluationSet:
     differences: list[Difference]
     samples: list[SampleRow]
 
+    @property
+    def result(self) -> Difference | None:
+        """The difference of the last model to the first by the main scorer; None if there is one model."""
+        if not self.differences:
+            return None
+        last = self.differences[-1]
+        return next(each for each in self.differences if (each.before, each.after) == (last.before, last.after))
+
 
 @dataclass(frozen=True)
 class GateVerdict:

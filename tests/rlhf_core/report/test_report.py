@@ -60,6 +60,20 @@ def test_differences_are_paired_by_prompt(nodes: dict[str, Input]) -> None:
     assert 0.3 < difference.low < 0.5 < difference.high < 0.7
 
 
+def test_the_result_is_the_last_model_s_by_the_main_scorer(nodes: dict[str, Input], tmp_path: Path) -> None:
+    nodes["evaluation.last"] = evaluation(tmp_path / "e.last", "d", "policy", [1.0] * 10 + [0.0] * 30)
+    for name in [name for name in nodes if name.startswith("evaluation.")]:
+        file = nodes[name].folder / "samples.jsonl"
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in rows:
+            row["completions"][0]["scores"]["other"] = 0.0
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = gather(nodes, samples=2).sets
+    assert found.result is not None
+    assert (found.result.scorer, found.result.before, found.result.after) == ("exact", "sft", "last")
+    assert found.result.mean == -0.25
+
+
 def test_a_gate_s_verdict_is_said_first(nodes: dict[str, Input], tmp_path: Path) -> None:
     models = {"candidate": ("rl", "c"), "baseline": ("sft", "b")}
     gate = artifact(tmp_path / "gate", Kind.GATE, "d", models, {"accepted": 0, "reason": "no"})
