@@ -175,7 +175,7 @@ class Pages:
 
     def _node(self, where: Where) -> tuple[Run, NodeView]:
         run = self._run(where)
-        node = next((node for node in self._reader.nodes(run) if node.name == where["node"]), None)
+        node = self._reader.node(run, where["node"])
         if node is None:
             raise NotFoundError(f"the run {run.run_id} has no stage {where['node']}")
         return run, node

@@ -1,4 +1,4 @@
-"""What the pages read from the store: runs, their stages, metrics, logged rollouts. Nothing here writes."""
+"""Runs, stages, metrics and logged rollouts, as the pages read them from the store. Writes nothing."""
 
 from __future__ import annotations
 
@@ -108,6 +108,11 @@ class StoreReader:
     def nodes(self, run: Run) -> list[NodeView]:
         """Return the stages of a run with their states now."""
         return list(self._pool.map(lambda item: self._node(run, *item), run.nodes.items()))
+
+    def node(self, run: Run, name: str) -> NodeView | None:
+        """Return one stage of a run with its state now; None if the run has none of this name."""
+        ref = run.nodes.get(name)
+        return None if ref is None else self._node(run, name, ref)
 
     def content(self, nodes: Sequence[NodeView]) -> Content | None:
         """Return the content of the report for the stages that are done; None if none is."""
