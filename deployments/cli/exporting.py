@@ -44,7 +44,7 @@ def export(
 
     For example: alignment export support-bot/champion --to ./my-model
     """
-    from rlhf_core.inference.exporting import Exported, built, export_folder, upload
+    from rlhf_core.inference.exporting import Exported, build, export_folder, upload
 
     repository = ArtifactRepository(open_store(store_url()))
     what = Exported(model, merged=merge, base=base, licence=licence)
@@ -52,10 +52,12 @@ def export(
         raise StoreError("--public is for a repository on the hub: leave it out, or give --to hub:owner/name")
     end_in_order()
     if dry_run:
-        with scratch_folder("export") as folder, built(repository, what, folder) as made:
+        with scratch_folder("export") as folder:
+            made = build(repository, what, folder)
             console.print((made / "README.md").read_text(encoding="utf-8"), soft_wrap=True, highlight=False)
     elif to.startswith(_HUB):
-        with scratch_folder("export") as folder, built(repository, what, folder) as made:
+        with scratch_folder("export") as folder:
+            made = build(repository, what, folder)
             console.print(upload(made, to.removeprefix(_HUB), public=public), soft_wrap=True, highlight=False)
     elif to.startswith(_GGUF):
         from rlhf_core.inference.gguf_export import export_gguf

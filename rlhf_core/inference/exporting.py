@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,14 +41,13 @@ def export_folder(repository: ArtifactRepository, what: Exported, target: Path) 
     if target.exists() or target.is_symlink():
         raise StoreError(f"{target} exists already: give another folder")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with scratch_folder("export", target.parent) as folder, built(repository, what, folder) as made:
-        made.rename(target)
+    with scratch_folder("export", target.parent) as folder:
+        build(repository, what, folder).rename(target)
     return target
 
 
-@contextmanager
-def built(repository: ArtifactRepository, what: Exported, folder: Path) -> Iterator[Path]:
-    """Yield a new folder in `folder` with the model and its card."""
+def build(repository: ArtifactRepository, what: Exported, folder: Path) -> Path:
+    """Write the model and its card to a new folder in `folder`, and return that."""
     manifest = repository.find(what.name)
     if manifest.kind not in _EXPORTED:
         raise StoreError(f"{manifest.ref} is of the kind {manifest.kind}, not a model")
@@ -71,7 +68,7 @@ def built(repository: ArtifactRepository, what: Exported, folder: Path) -> Itera
     evaluations = evaluations_of(repository, manifest.ref)
     card = model_card(manifest, ancestors, evaluations, adapter=adapter, licence=what.licence)
     (made / "README.md").write_text(card, encoding="utf-8")
-    yield made
+    return made
 
 
 def upload(folder: Path, repository: str, *, public: bool) -> str:

@@ -6,15 +6,16 @@ The file is read again by transformers before it gets its name: its logits and t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.chat.encoding import load_tokenizer
 from rlhf_core.errors import StageError, StoreError, reason_of
-from rlhf_core.inference.exporting import Exported, built
+from rlhf_core.inference.exporting import Exported, build
 from rlhf_core.models.folders.folder import ADAPTER_CONFIG, read_config
+from rlhf_core.models.safetensors_file import read_safetensors
 from rlhf_core.system.paths import user_path
 from rlhf_core.system.scratch import scratch_folder
 from rlhf_core.system.streams import kept_streams
@@ -43,7 +44,8 @@ def export_gguf(repository: ArtifactRepository, what: Exported, target: Path) ->
     if target.exists() or target.is_symlink():
         raise StoreError(f"{target} exists already: give another file")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with scratch_folder("export", target.parent) as folder, built(repository, what, folder) as model:
+    with scratch_folder("export", target.parent) as folder:
+        model = build(repository, what, folder)
         if (model / ADAPTER_CONFIG).is_file():
             raise StageError(f"{what.name} is an adapter, and a GGUF file holds a whole model: give --merge")
         file = folder / "model.gguf"
@@ -83,7 +85,7 @@ def _write(model: Path, file: Path, what: Exported) -> None:
     _add_tokenizer(writer, model, tokens, split, int(config["vocab_size"]))
     kind = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}[name]
     names = gguf.get_tensor_name_map(kind, layers)
-    for key, value in _tensors(model):
+    for key, value in read_safetensors(model):
         if key == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         place = names.get_name(key, try_suffixes=(".weight", ".bias"))
@@ -158,15 +160,6 @@ def _add_tokenizer(writer: Any, model: Path, tokens: Mapping[str, Any], split: s
     writer.add_add_bos_token(bos is not None and bos in loaded("x").input_ids)
     if isinstance(loaded.chat_template, str):
         writer.add_chat_template(loaded.chat_template)
-
-
-def _tensors(model: Path) -> Iterator[tuple[str, Any]]:
-    from safetensors import safe_open
-
-    for path in sorted(model.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as opened:
-            for key in opened.keys():  # noqa: SIM118
-                yield key, opened.get_tensor(key)
 
 
 def _interleaved(weight: Any, heads: int) -> Any:
