@@ -1,4 +1,4 @@
-"""What a command prints: text for people or, with `--json`, one JSON document. Only this file decides which.
+"""The output of a command: text for people or, with `--json`, one JSON document. Only this file decides which.
 
 A command is registered by `printing` and returns a `Printed`. With `--json` its document is all that standard output
 gets; whatever else this process prints goes to standard error, and so does an error, as JSON.
@@ -49,7 +49,7 @@ def printing(
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Register a command with the option `--json`; its group in the help is `panel`.
 
-    A command that goes on for long may return an iterator: its documents are lines of JSON.
+    A command that runs for long may return an iterator: its documents are lines of JSON.
     """
 
     def register(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -26,7 +26,7 @@ _PARALLEL_REQUESTS = 8
 
 
 class Evidence(Config):
-    """What a move is based on."""
+    """The reasons for a move, as far as they can be checked."""
 
     gate: ArtifactRef | None = None  # the verdict that passed the model
     approved_by: str = ""  # the person who allows it

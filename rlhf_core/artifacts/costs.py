@@ -1,4 +1,4 @@
-"""What attempts took, and what that costs at given prices."""
+"""Use of hardware and judges by attempts, and its cost at given prices."""
 
 from __future__ import annotations
 

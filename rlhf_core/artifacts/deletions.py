@@ -1,7 +1,7 @@
-"""What a garbage collection is deleting at this moment, so that nothing newly needed relies on it.
+"""Announcements of a garbage collection: the artifacts and blobs that it deletes at the moment.
 
-Whoever comes to need an artifact or a blob writes that down, then calls `wait_for_deletions`, then looks whether it is
-there. A collection announces what it is about to delete, then reads again what is needed, then deletes. So a need is
+A job that comes to need one writes that down, then calls `wait_for_deletions`, then looks whether it is there. A
+collection announces what it is about to delete, then reads again what is needed, then deletes. So a need is
 either read by the collection, or its owner sees the announcement and waits (decision 63).
 
 Deletions are started in the first third of an announcement's time. The rest covers requests that take long, and clocks,

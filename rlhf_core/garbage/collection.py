@@ -44,7 +44,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What may go, and what is kept. A blob of several artifacts counts once, and for one that is kept."""
+    """Objects to delete and to keep. A blob of several artifacts counts once, and for one that is kept."""
 
     needs: Needs
     folders: Sequence[ArtifactRef]  # whole, or what is left of a job in them
@@ -147,7 +147,7 @@ class GarbageCollection:
                     raise
 
     def _goes(self, needs: Needs, folder: Folder) -> bool:
-        """Return whether the whole folder may go: also one of a run, if its stage did not end. It starts anew."""
+        """Return whether the whole folder may go: also a run's, if its stage did not end. A retry begins from zero."""
         if folder.manifest is not None:
             return folder.ref not in needs.reasons
         young = is_young(folder.newest, self._keep[CHECKPOINTS], datetime.now(UTC))

@@ -1,4 +1,4 @@
-"""What a store holds, as far as a garbage collection has to know it: documents that name artifacts and blobs.
+"""The content of a store, as far as a garbage collection has to know it: documents that name artifacts and blobs.
 
 Read leniently, since other releases wrote some of them: fields that say nothing about needs may be anything.
 A document that cannot be read ends the collection, because what it needs is not known.
@@ -59,7 +59,7 @@ class _Uploads(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a document of an artifact's folder names."""
+    """Artifacts and blobs that a document in an artifact's folder names."""
 
     refs: tuple[ArtifactRef, ...]
     blobs: Blobs

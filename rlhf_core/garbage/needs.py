@@ -1,4 +1,4 @@
-"""Which artifacts are needed, and why: by aliases, loops, runs and jobs, and by what was made from them."""
+"""Needed artifacts with the reasons: aliases, loops, runs, jobs, and artifacts made from them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Needs:
 
     @cached_property
     def blobs(self) -> Blobs:
-        """Those that a document of any folder names."""
+        """Blobs that a document of any folder names."""
         return Blobs().union(*(folder.blobs for folder in self.folders.values()))
 
 

@@ -24,7 +24,7 @@ _HUB_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What to export, and how."""
+    """A model to export, and its form."""
 
     name: str  # stage/key or an alias
     merged: bool = False  # an adapter as the model that it makes of its base

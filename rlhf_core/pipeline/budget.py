@@ -1,7 +1,7 @@
 """The budget of a run: refused at its start if it cannot suffice, and enforced while it runs.
 
 What counts are all attempts at the stages whose results the store lacked at the start, those of earlier runs too: a
-run that is repeated with a larger budget goes on where the last one was stopped.
+run that is repeated with a larger budget resumes where the last one was stopped.
 """
 
 from __future__ import annotations

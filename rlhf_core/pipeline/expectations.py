@@ -1,4 +1,4 @@
-"""How long a stage is expected to take, and to cost, by earlier results of the store.
+"""Expected time and cost of a stage, by earlier results of the store.
 
 A result counts if it is of the same type of stage, of a model with as many parameters (to 5 %), on the same kind of
 device, GPU or CPU, with as many of them reserved. Each gives seconds and money per token, else per step, else for the
@@ -48,7 +48,7 @@ def range_of(values: Sequence[float]) -> Range:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a stage has to do. None: not known, or it has none of it."""
+    """The work of a stage. None: not known, or it has none of it."""
 
     parameters: int | None  # of its model
     reserved: Reservation

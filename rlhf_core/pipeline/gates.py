@@ -1,4 +1,4 @@
-"""What follows from the gates of a run: the candidates that they passed become those of their models."""
+"""Effects of the gates of a run: the candidates that they passed become those of their models."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class NodeRecord(Config):
 
 
 class RunStart(Config):
-    """What a run is about to compute, written before its first job."""
+    """The plan of a run, written before its first job."""
 
     run_id: str
     recipe: dict[str, Any]  # resolved

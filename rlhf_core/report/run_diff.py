@@ -1,4 +1,4 @@
-"""What differs between runs, side by side: the content of `alignment diff` and of its page, without any drawing.
+"""Differences between runs, side by side: the content of `alignment diff` and of its page, without any drawing.
 
 The first run is the one that the others are compared with. Lists with one entry per run have the order of the runs.
 """

@@ -1,4 +1,4 @@
-"""What became of the prompts of a run, counted as it happens, and compared with its settings at its end."""
+"""Counts of the prompts of a run by their fate, compared at its end with its settings."""
 
 from __future__ import annotations
 

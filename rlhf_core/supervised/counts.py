@@ -1,4 +1,4 @@
-"""What supervised training has trained on: counted as it happens, compared at its end with its settings and data."""
+"""Counts of what supervised training has trained on, compared at its end with its settings and data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes of this job have taken so far: memory, energy, and tokens of judges. Each job starts it anew."""
+"""Memory, energy and tokens of judges that the processes of this job have taken so far. Each job starts from zero."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def peak_host_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Begin the peak of this process anew, where the system can: several jobs may follow each other in one."""
+    """Reset the peak of this process, where the system can: several jobs may follow each other in one."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:

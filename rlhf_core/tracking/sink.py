@@ -1,4 +1,4 @@
-"""What a tracker is to the job: a destination of metrics, and what it is told of the stage."""
+"""The interface of a tracker: a destination of metrics, and what it is told of the stage."""
 
 from __future__ import annotations
 

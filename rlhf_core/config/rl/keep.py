@@ -1,4 +1,4 @@
-"""What an RL stage keeps of single steps: artifacts beside its result, and logged rollouts among its files."""
+"""Settings of records of single RL steps: artifacts beside the result, and logged rollouts among its files."""
 
 from __future__ import annotations
 
