@@ -96,9 +96,8 @@ class NeedsReader:
         leases = self._root("leases/", _LEASE, LeaseRecord)
         runs = self._root("runs/", _RUN, _Run)
         aliases = self._root("aliases/", _ALIAS, _Alias)
-        moves = self._root(
-            "registry/", _MOVE, _Alias
-        )  # after the aliases: a move is copied there before it is replaced
+        # Moves after aliases: a move is copied there before it is replaced.
+        moves = self._root("registry/", _MOVE, _Alias)
         decisions = self._root("registry/", _DECISION, _Decision)
         rounds = self._root("loops/", _ROUND, _Round)
         folders = read_folders(self._store, self._documents)
