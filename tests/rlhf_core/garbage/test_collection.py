@@ -385,10 +385,10 @@ def test_a_need_that_comes_up_during_the_deletion_waits_and_finds_nothing_half(t
 
 def test_no_deletion_starts_late(local: ArtifactRepository) -> None:
     """One that was held up while its announcement ran out could take what others rely on by then."""
-    deletions = Deletions(local.store, timedelta(seconds=0.6))
+    deletions = Deletions(local.store, timedelta(seconds=3))
     deletions.announce(["x"])
     assert deletions.may_delete()
-    time.sleep(0.25)
+    time.sleep(1.1)
     assert not deletions.may_delete()
 
 
