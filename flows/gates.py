@@ -32,7 +32,7 @@ def settle(prepared: Prepared, nodes: Mapping[str, Node], run_id: str) -> None:
 
 
 def event_of(judged: Judged) -> Event | None:
-    """Return the event that a verdict is; None for one that moved nothing in this run, and waits for nobody."""
+    """Return the event that a verdict is; None if it moved nothing in this run and waits for no approval."""
     if not judged.gate.passed:
         return "refused"
     if judged.waits:
