@@ -30,7 +30,7 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StageError
 from rlhf_core.graph.rerun import Rerun
 from rlhf_core.pipeline.budget import expected_money, in_words, known_facts, require_budget
-from rlhf_core.pipeline.estimates import Estimate, estimates
+from rlhf_core.pipeline.estimates import estimates
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.plan import plan as make_plan
 from rlhf_core.pipeline.prepare import Checked, Prepared, check, prepare
@@ -44,8 +44,6 @@ app = typer.Typer()
 
 RECIPE = typer.Argument(help="name of a shipped recipe, or path of a .yaml file", autocompletion=recipe_names)
 OVERRIDES = typer.Argument(help="settings to change, each key.key=value, such as rl.steps=200", metavar="KEY=VALUE")
-
-
 RERUN_FROM = typer.Option(
     help="compute this node and all that reads it again, although results exist; NODE@LABEL names the repetition",
     metavar="NODE",
@@ -77,7 +75,7 @@ def plan(
     earlier: list[Manifest] = []
     planned = planned_nodes(checked, repository, earlier)
     prices = prices_of(checked.loaded.recipe)
-    known = _estimates(checked, planned, earlier, repository)
+    known = estimates(checked.graph, known_facts(checked, planned, earlier, prices, repository))
     costs = {name: estimate for name, estimate in known.items() if estimate.has_values}
     notes = [*checked.notes, *answers]
     if rerun is not None:
@@ -106,13 +104,6 @@ def planned_nodes(
 ) -> list[PlannedNode]:
     name = checked.loaded.recipe.name
     return make_plan(checked.graph, repository, recipe=name, results=earlier)
-
-
-def _estimates(
-    checked: Checked, planned: Sequence[PlannedNode], earlier: Sequence[Manifest], repository: ArtifactRepository | None
-) -> dict[str, Estimate]:
-    prices = prices_of(checked.loaded.recipe)
-    return estimates(checked.graph, known_facts(checked, planned, earlier, prices, repository))
 
 
 def _room_notes(checked: Checked, planned: Sequence[PlannedNode]) -> list[str]:
