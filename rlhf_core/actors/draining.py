@@ -20,7 +20,7 @@ from ray.core.generated.autoscaler_pb2 import DrainNodeReason  # type: ignore[at
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
-from rlhf_core.errors import StageError
+from rlhf_core.errors import PreemptedError, StageError
 from rlhf_core.system.stopping import STOPS, Stop
 
 _POLL_SECONDS = 2.0
@@ -49,7 +49,7 @@ def _watch(nodes: set[str], ended: threading.Event) -> None:
         deadlines = [draining[node] for node in nodes if node in draining]
         if deadlines and not ended.is_set():
             left = min((ms / 1000 - time.time() for ms in deadlines if ms), default=_NO_DEADLINE)
-            STOPS.request(Stop("a node of the job is taken away", preempted=True), max(0.0, left - _CLEANUP_SECONDS))
+            STOPS.request(Stop("a node of the job is taken away", PreemptedError), max(0.0, left - _CLEANUP_SECONDS))
             return
 
 

@@ -132,11 +132,11 @@ def _end(error: BaseException | None) -> tuple[AttemptOutcome, str]:
     if error is None:
         return "published", ""
     is_signal = isinstance(error, SystemExit) and error.code == signal.SIGTERM  # raised by Ray's handler
-    if isinstance(error, KeyboardInterrupt | StoppedError) or is_signal or STOPS.requested is not None:
-        stop = STOPS.requested
-        preempted = isinstance(error, PreemptedError) or (stop is not None and stop.preempted)
+    stop = STOPS.requested
+    if isinstance(error, KeyboardInterrupt | StoppedError) or is_signal or stop is not None:
+        kind = type(error) if isinstance(error, StoppedError) else StoppedError if stop is None else stop.error
         reason = str(error) if isinstance(error, StoppedError) else "the job was stopped before it had finished"
-        return "preempted" if preempted else "stopped", _shown(reason)
+        return "preempted" if kind is PreemptedError else "stopped", _shown(reason)
     return "failed", _shown(str(explained(error)) or type(error).__name__)
 
 

@@ -13,7 +13,7 @@ from types import FrameType
 
 from rlhf_core.actors import forwarding
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.errors import PreemptedError, StoppedError
+from rlhf_core.errors import StoppedError
 from rlhf_core.stages.full_disk import explained
 from rlhf_core.stages.runner import run_job
 from rlhf_core.system.stopping import STOPS, Stop, grace_seconds
@@ -72,7 +72,7 @@ def _stopped(error: BaseException) -> int:
     message = str(error) if isinstance(error, StoppedError) else f"{stop.reason}; nothing was published"
     if isinstance(error, Exception) and not isinstance(error, StoppedError):
         _print_traceback(error)
-    _print_error(PreemptedError.__name__ if stop.preempted else "Stopped", message)
+    _print_error("Stopped" if stop.error is StoppedError else stop.error.__name__, message)
     return STOPPED
 
 

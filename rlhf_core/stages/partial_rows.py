@@ -17,7 +17,7 @@ from typing import Any, Self
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.config.stages.checkpoint import PartialResultsConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.errors import IntegrityError, PreemptedError, StoppedError, StoreError
+from rlhf_core.errors import IntegrityError, StoreError
 from rlhf_core.system.stopping import STOPS
 
 _MOST_BYTES = 1 << 26  # of parts that wait in memory for the next checkpoint
@@ -93,8 +93,8 @@ class PartialRows:
             return
         if STOPS.requested is not None:
             self._store()
-            error = PreemptedError if STOPS.requested.preempted else StoppedError
-            raise error(f"{STOPS.requested.reason}; it resumes {self._config.position(self._kept)}, which are stored")
+            stop, resumes = STOPS.requested, self._config.position(self._kept)
+            raise stop.error(f"{stop.reason}; it resumes {resumes}, which are stored")
         waited = (time.monotonic() - self._last_time) / 60
         if waited >= self._config.every_minutes or sum(map(len, self._waiting.values())) >= _MOST_BYTES:
             self._store()

@@ -12,15 +12,16 @@ import signal
 import threading
 from dataclasses import dataclass
 
+from rlhf_core.errors import StoppedError
 from rlhf_core.system.variables import value_of
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """reason: the beginning of a sentence; preempted: the job is to resume on other nodes."""
+    """reason: the beginning of a sentence; error: what the job ends with, by which others decide what follows."""
 
     reason: str
-    preempted: bool = False
+    error: type[StoppedError] = StoppedError
 
 
 class Stops:

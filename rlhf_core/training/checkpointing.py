@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile, Checkpoints
 from rlhf_core.config.stages.checkpoint import CheckpointConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.errors import IntegrityError, PreemptedError, StageError, StoppedError
+from rlhf_core.errors import IntegrityError, StageError
 from rlhf_core.system.stopping import STOPS, Stop
 from rlhf_core.tracking.protocol import METRICS_FILE
 from rlhf_core.training.background import Background
@@ -151,8 +151,7 @@ class Checkpointing:
         if self._last_step != step:
             self._save(step)
             self._wait()
-        error = PreemptedError if stop.preempted else StoppedError
-        raise error(f"{stop.reason}; it resumes after step {step}, whose checkpoint is stored")
+        raise stop.error(f"{stop.reason}; it resumes after step {step}, whose checkpoint is stored")
 
     def _wait(self) -> None:
         writing, self._writing = self._writing, None

@@ -97,11 +97,11 @@ def test_what_was_stored_by_halves_is_computed_again(tmp_path: Path) -> None:
     assert attempt(context, AT_ONCE) == (ROWS, [2])
 
 
-@pytest.mark.parametrize(("preempted", "error"), [(False, StoppedError), (True, PreemptedError)])
-def test_a_requested_stop_is_obeyed_behind_a_part(tmp_path: Path, preempted: bool, error: type[Exception]) -> None:
+@pytest.mark.parametrize("error", [StoppedError, PreemptedError])
+def test_a_requested_stop_is_obeyed_behind_a_part(tmp_path: Path, error: type[StoppedError]) -> None:
     def before(part: int) -> None:
         if part == 1:
-            STOPS.request(Stop("a node is taken away", preempted=preempted), seconds=60)
+            STOPS.request(Stop("a node is taken away", error), seconds=60)
 
     context = LocalContext(tmp_path)
     with pytest.raises(error, match="a node is taken away; it resumes from 4 kept rows, which are stored"):

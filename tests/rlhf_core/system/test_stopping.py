@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rlhf_core.errors import PreemptedError
 from rlhf_core.stages.job import _stop
 from rlhf_core.system.stopping import STOPS, Stop
 
@@ -25,9 +26,9 @@ def signalled() -> Iterator[threading.Event]:
 
 
 def test_the_first_request_counts_and_its_deadline_sends_the_signal(signalled: threading.Event) -> None:
-    STOPS.request(Stop("first", preempted=True), seconds=0.05)
+    STOPS.request(Stop("first", PreemptedError), seconds=0.05)
     STOPS.request(Stop("second"), seconds=600.0)
-    assert STOPS.requested == Stop("first", preempted=True)
+    assert STOPS.requested == Stop("first", PreemptedError)
     for _ in range(100):
         if signalled.wait(0.05):
             break

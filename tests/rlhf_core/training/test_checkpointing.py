@@ -222,14 +222,14 @@ def stopped() -> Iterator[Callable[[Stop], None]]:
     STOPS.clear()
 
 
-@pytest.mark.parametrize(("preempted", "error"), [(False, StoppedError), (True, PreemptedError)])
+@pytest.mark.parametrize("error", [StoppedError, PreemptedError])
 def test_a_stop_writes_one_that_is_not_due_and_ends_the_run(
-    tmp_path: Path, stopped: Callable[[Stop], None], preempted: bool, error: type[StoppedError]
+    tmp_path: Path, stopped: Callable[[Stop], None], error: type[StoppedError]
 ) -> None:
     run = Run(tmp_path, every_steps=100)
     run.checkpoints.resume(10)
     run.steps(1, 2, wait=False)
-    stopped(Stop("its node is taken away", preempted))
+    stopped(Stop("its node is taken away", error))
     with pytest.raises(
         error, match=r"^its node is taken away; it resumes after step 3, whose checkpoint is stored$"
     ) as at:
