@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -108,7 +109,8 @@ def compute(
     write_start(prepared.store, start)
     settings = run_settings(prepared, str(runtime.flow_run.id))
     write_needs(prepared.store, settings.run_id, [node.ref for node in prepared.graph.values()])
-    runner = StageRunner(settings, nodes, prepared.repository, connect(), cancel)
+    stuck = partial(_notify_stuck, prepared, settings.run_id, get_run_logger().warning)
+    runner = StageRunner(settings, nodes, prepared.repository, connect(), cancel, stuck)
     with nullcontext() if watch is None else watch.watching(start, cancel.set):
         futures = _submit(nodes, runner)
         try:
@@ -162,6 +164,11 @@ def _chosen(names: Collection[str], prepared: Prepared) -> dict[str, Node]:
                     f"{node.name} needs {other}, which the store does not have: run `alignment/full`, or it first"
                 )
     return nodes
+
+
+def _notify_stuck(prepared: Prepared, run_id: str, say: Callable[[str], None], reason: str) -> None:
+    recipe = prepared.loaded.recipe
+    notify("stuck", reason, recipe.notify, recipe=recipe.name, store=prepared.store, run_id=run_id, say=say)
 
 
 def _submit(nodes: Mapping[str, Node], runner: StageRunner) -> Futures:

@@ -49,6 +49,10 @@ class PreemptedError(StoppedError):
     """A stage was stopped since a node of it is taken away; it is to resume on others."""
 
 
+class StuckError(StoppedError):
+    """A stage was stopped since a phase of it had hung; it is to resume, unless it has done so too often."""
+
+
 class NothingLeftError(StageError):
     """A stage cannot use any of its completions; those of other prompts may be usable."""
 

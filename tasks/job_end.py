@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from ray.job_submission import JobDetails, JobErrorType, JobStatus
 
-from rlhf_core.errors import NothingLeftError, PreemptedError, StageError, shortened
+from rlhf_core.errors import NothingLeftError, PreemptedError, StageError, StuckError, shortened
 from rlhf_core.processes.lines import how_it_ended
 from tasks.job_log import JobLog
 
@@ -27,12 +28,23 @@ class JobPreemptedError(JobEndedError):
     """The job ended since a node of it is taken away; submitted again, it resumes on others."""
 
 
+class JobStuckError(JobEndedError):
+    """The job ended itself since a phase of it had hung; submitted again, it resumes from its newest checkpoint."""
+
+
 class JobUnknownError(JobEndedError):
     """The cluster does not know the job: its head was restarted since, and the job ended with it."""
 
 
 class JobCancelledError(StageError):
     """The job's watcher requested its end."""
+
+
+_KINDS: Mapping[str, type[JobEndedError]] = {
+    NothingLeftError.__name__: JobWithNothingLeftError,
+    PreemptedError.__name__: JobPreemptedError,
+    StuckError.__name__: JobStuckError,
+}
 
 
 def require_success(job_id: str, details: JobDetails, log: JobLog, where: str) -> None:
@@ -46,8 +58,7 @@ def require_success(job_id: str, details: JobDetails, log: JobLog, where: str) -
     # Ray's message repeats the end of the log after a comma.
     ended = in_one_line((details.message or "no reason given").partition(", last available logs")[0])
     reason = log.error or f"{cause_of_end(ended)}; the log's last line: {log.last_line or '(none)'}"
-    kinds = {NothingLeftError.__name__: JobWithNothingLeftError, PreemptedError.__name__: JobPreemptedError}
-    raise kinds.get(log.error.type if log.error else "", JobEndedError)(f"{reason}; {where}")
+    raise _KINDS.get(log.error.type if log.error else "", JobEndedError)(f"{reason}; {where}")
 
 
 def cause_of_end(message: str) -> str:

@@ -43,21 +43,23 @@ class StageRunner:
         repository: ArtifactRepository,
         jobs: RayJobs,
         cancel: threading.Event,
+        stuck: Callable[[str], None] = lambda reason: None,
     ):
+        """cancel: once set, every task stops its job and returns. stuck: gets the reason of a job that has hung."""
         self.settings = settings
         self.nodes = nodes
         self.repository = repository
         self.jobs = jobs
-        self.cancel = cancel  # set it, and every task stops its job and returns
+        self.cancel = cancel
+        self.stuck = stuck
 
 
 class _PrefectWatcher:
     """Shows a job's lines in the task's log and its progress as an artifact of the task."""
 
-    def __init__(self, node: str, jobs: RayJobs, cancel: threading.Event, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, node: str, runner: StageRunner, clock: Callable[[], float] = time.monotonic):
         self._node = node
-        self._jobs = jobs
-        self._cancel = cancel
+        self._runner = runner
         self._clock = clock
         self._logger = get_run_logger()
         self._artifact: UUID | None = None
@@ -67,10 +69,13 @@ class _PrefectWatcher:
 
     def submitted(self, job_id: str, attached: bool) -> None:
         what = "attached to the running job" if attached else "submitted the job"
-        self._logger.info("%s %s; %s", what, job_id, self._jobs.where_is_the_log(job_id))
+        self._logger.info("%s %s; %s", what, job_id, self._runner.jobs.where_is_the_log(job_id))
 
     def line(self, line: str) -> None:
         self._logger.info("%s", line)
+
+    def stuck(self, reason: str) -> None:
+        self._runner.stuck(f"{self._node}: {reason}")
 
     def progress(self, progress: Progress) -> None:
         self._waiting = progress
@@ -80,7 +85,7 @@ class _PrefectWatcher:
     def cancelled(self) -> bool:
         if self._waiting is not None and self._clock() - self._shown_at >= PROGRESS_SECONDS:
             self._show()
-        return self._cancel.is_set()
+        return self._runner.cancel.is_set()
 
     def done(self) -> None:
         """Set the progress to the last step; a job's last message may be of an earlier one."""
@@ -120,7 +125,7 @@ def progress_artifact_key(node: str) -> str:
 def _compute_node(node_name: str, runner: StageRunner) -> Any:
     """Run a task's body; return the task's state, with a StageResult as its data."""
     node = runner.nodes[node_name]
-    watcher = _PrefectWatcher(node_name, runner.jobs, runner.cancel)
+    watcher = _PrefectWatcher(node_name, runner)
     try:
         result = run_stage(node, runner.settings, runner.repository, runner.jobs, watcher)
     except JobCancelledError as cancelled:

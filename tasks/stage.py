@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
-from rlhf_core.artifacts.manifest import Manifest
+from rlhf_core.artifacts.attempts import Attempts
+from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import StageError
@@ -18,7 +21,7 @@ from rlhf_core.graph.user_files import named_variables
 from rlhf_core.pipeline.specs import RunSettings, store_spec
 from rlhf_core.system.stopping import grace_seconds
 from tasks.followers import Follower
-from tasks.job_end import JobEndedError, JobNotStartedError, JobPreemptedError
+from tasks.job_end import JobEndedError, JobNotStartedError, JobPreemptedError, JobStuckError
 from tasks.job_request import JobRequest, id_prefix
 from tasks.ray_jobs import JobWatcher, RayJobs
 
@@ -34,6 +37,9 @@ class StageResult:
 
 
 class StageWatcher(JobWatcher, Protocol):
+    def stuck(self, reason: str) -> None:
+        """Receive why the job has hung; it is submitted again, or the stage fails."""
+
     def submitted(self, job_id: str, attached: bool) -> None:
         """Receive the id of the stage's Ray job, which was running already if `attached`."""
 
@@ -55,7 +61,9 @@ def run_stage(
     store_spec(node, settings, repository)
     try:
         request = _request(node, settings, _memory(node, repository))
-        _compute(request, jobs, watcher, Follower(repository.store, request.id_prefix, settings.run_id))
+        restarts = 0 if settings.watchdog is None else settings.watchdog.restarts
+        follower = Follower(repository.store, request.id_prefix, settings.run_id)
+        _compute(request, jobs, watcher, follower, lambda: _times_stuck(repository.store, node.ref) <= restarts)
     except StageError as error:
         raise type(error)(f"{node.name}: {error}") from error
     manifest = repository.manifest(node.ref)
@@ -68,6 +76,13 @@ def _memory(node: Node, repository: ArtifactRepository) -> int:
     """Return the bytes of host memory that the job's own process reserves."""
     inputs = [repository.manifest(ref) for ref in node.input_refs.values()] if node.config.input_copies else []
     return node.stage.job_memory(node.config, (manifest for manifest in inputs if manifest is not None))
+
+
+def _times_stuck(store: Store, ref: ArtifactRef) -> int:
+    """Return how many attempts in a row have hung since the last checkpoint."""
+    attempts = Attempts(store, ref).all()[::-1]
+    in_a_row = takewhile(lambda each: each.outcome == "stuck", attempts)
+    return sum(each.resumed_after == attempts[0].resumed_after for each in in_a_row)
 
 
 def stop_jobs_of(run_id: str, store: Store, jobs: RayJobs) -> list[str]:
@@ -84,7 +99,10 @@ def stop_jobs_of(run_id: str, store: Store, jobs: RayJobs) -> list[str]:
     return followed
 
 
-def _compute(request: JobRequest, jobs: RayJobs, watcher: StageWatcher, follower: Follower) -> None:
+def _compute(
+    request: JobRequest, jobs: RayJobs, watcher: StageWatcher, follower: Follower, may_restart: Callable[[], bool]
+) -> None:
+    """may_restart: asked for a job that has hung."""
     with follower:
         stopped = follower.join()
         if stopped:
@@ -99,6 +117,13 @@ def _compute(request: JobRequest, jobs: RayJobs, watcher: StageWatcher, follower
                 watcher.submitted(job_id, attached)
                 jobs.follow(job_id, watcher)
             except (JobNotStartedError, JobPreemptedError) as error:
+                watcher.line(f"{error}: submitting it again")
+                continue
+            except JobStuckError as error:
+                watcher.stuck(str(error))
+                if not may_restart():
+                    follower.leave()
+                    raise
                 watcher.line(f"{error}: submitting it again")
                 continue
             except JobEndedError:

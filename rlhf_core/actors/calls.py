@@ -17,6 +17,7 @@ from rlhf_core.errors import AlignmentError, StageError, reason_of
 from rlhf_core.processes.lines import how_it_ended
 from rlhf_core.system.metering import METER, ProcessUse, gpu_joules, peak_device_bytes, peak_host_bytes, reset_peak
 from rlhf_core.system.scratch import remove_all
+from rlhf_core.system.stacks import register, unregister
 
 CALL_SECONDS = 6 * 3600.0
 _LESS_MEMORY = "lower `tokens_per_micro_batch`, `rollout.max_sequences` or `rollout.cpu_cache_gib`"
@@ -48,11 +49,12 @@ class Actor:
 
     _joules: Mapping[str, float] = MappingProxyType({})  # counters of its GPUs at its start
 
-    def inherit(self, environment: Mapping[str, str], plugins: Mapping[str, str]) -> None:
+    def inherit(self, name: str, environment: Mapping[str, str], plugins: Mapping[str, str]) -> None:
         """Set the job's environment variables, which libraries read on import, and require its plugins.
 
         Called first: unpickling arguments of later calls imports both. Raises PluginError.
         """
+        register(name, ray.get_runtime_context().get_job_id())
         reset_peak()
         forwarding.inherit(environment)
         require(plugins)
@@ -63,6 +65,7 @@ class Actor:
         joules = {gpu: now - self._joules[gpu] for gpu, now in gpu_joules(own_gpus()).items() if gpu in self._joules}
         use = ProcessUse(peak_host_bytes(), peak_device_bytes(), joules)
         remove_all()
+        unregister()
         return use
 
 

@@ -95,7 +95,7 @@ class EngineGroup:
                 num_gpus = settings.config.gpus_per_engine if gpus is None else 0
                 actor = self._actors[name] = _create(settings.config, num_gpus, group, first_bundle + index)
                 self._stack.callback(ray.kill, actor)
-                self._starts[actor.inherit.remote(forwarding.received(), required())] = name
+                self._starts[actor.inherit.remote(name, forwarding.received(), required())] = name
                 self._starts[actor.start.remote(model, context, settings, gpus[index] if gpus else [])] = name
             started.pop_all()
 

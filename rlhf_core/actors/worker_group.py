@@ -98,7 +98,10 @@ class RayWorkerGroup(Generic[W]):
             bundles = [first_bundle + rank // workers_per_bundle for rank in range(placement.workers)]
             self._actors = [self._create(placement, placement_group, bundle) for bundle in bundles]
             inherited = forwarding.received(), required()
-            inherits = {actor.inherit.remote(*inherited): f"rank {rank}" for rank, actor in enumerate(self._actors)}
+            inherits = {
+                actor.inherit.remote(f"rank {rank}", *inherited): f"rank {rank}"
+                for rank, actor in enumerate(self._actors)
+            }
             wait("start", inherits, start_timeout)
             address = wait("start", {self._actors[0].host_store.remote(): "rank 0"}, start_timeout)[0]
             join = {

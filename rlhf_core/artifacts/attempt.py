@@ -8,8 +8,9 @@ from pydantic import AwareDatetime, Field
 
 from rlhf_core.config.base import Config
 
-# killed: its last heartbeat is all that is known of its end; preempted: it ended since a node of it was taken away.
-AttemptOutcome = Literal["running", "published", "failed", "stopped", "preempted", "killed"]
+# killed: its last heartbeat is all that is known of its end; preempted: it ended since a node of it was taken away;
+# stuck: a phase of it had hung.
+AttemptOutcome = Literal["running", "published", "failed", "stopped", "preempted", "stuck", "killed"]
 
 
 class Peak(Config):

@@ -27,6 +27,7 @@ class Kind(StrEnum):
     ROUND = "round"
     GATE = "gate"
     REPORT = "report"
+    STACKS = "stacks"
 
 
 class ArtifactRef(Config):

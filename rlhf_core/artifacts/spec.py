@@ -25,6 +25,7 @@ class StageSpec(Config):
     libraries: dict[str, str]  # that compute -> version, the plugins that the stage uses among them
     plugins: dict[str, str] = Field(default_factory=dict)  # those, and the plugins of trackers
     tracking: dict[str, Any] = Field(default_factory=dict)
+    watchdog: dict[str, Any] | None = None
     run_id: str = ""
     recipe: str = ""  # its name
     rerun: str = ""  # label of a computation that is repeated on purpose

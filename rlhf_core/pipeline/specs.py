@@ -10,6 +10,7 @@ from typing import Any
 from rlhf_core.artifacts.deletions import wait_for_deletions
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.artifacts.spec import StageSpec
+from rlhf_core.config.watchdog import WatchdogConfig
 from rlhf_core.errors import RecipeError
 from rlhf_core.graph.graph import Node
 from rlhf_core.graph.plugins import plugins_of_settings
@@ -26,6 +27,7 @@ class RunSettings:
     tracking: Mapping[str, Any]
     recipe: str  # its name
     plugins: Mapping[str, str] = field(default_factory=dict)  # of the trackers -> version
+    watchdog: WatchdogConfig | None = None
 
 
 def run_settings(prepared: Prepared, run_id: str = "") -> RunSettings:
@@ -37,6 +39,7 @@ def run_settings(prepared: Prepared, run_id: str = "") -> RunSettings:
         tracking=recipe.tracking.model_dump(mode="json"),
         recipe=recipe.name,
         plugins=plugins_of_settings(recipe.tracking),
+        watchdog=recipe.watchdog,
     )
 
 
@@ -65,6 +68,7 @@ def _spec(node: Node, settings: RunSettings) -> StageSpec:
         libraries=dict(node.libraries),
         plugins={**node.plugins, **settings.plugins},
         tracking=dict(settings.tracking),
+        watchdog=None if settings.watchdog is None else settings.watchdog.model_dump(mode="json"),
         run_id=settings.run_id,
         recipe=settings.recipe,
         rerun=node.rerun,

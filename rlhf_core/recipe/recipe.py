@@ -18,6 +18,7 @@ from rlhf_core.config.stages.base import NamedStageConfig
 from rlhf_core.config.stages.loop import LoopConfig
 from rlhf_core.config.stages.outputs import ReportConfig
 from rlhf_core.config.tracking import TrackingConfig
+from rlhf_core.config.watchdog import WatchdogConfig
 from rlhf_core.contract import Stage
 from rlhf_core.errors import did_you_mean
 from rlhf_core.recipe.methods import method_hint
@@ -70,6 +71,9 @@ class Recipe(KeyedConfig):
         None, description="prices of GPUs, cores, memory and judges; none: those of ALIGNMENT_PRICES"
     )
     tracking: TrackingConfig = operational(TrackingConfig, description="trackers besides metrics.jsonl")
+    watchdog: WatchdogConfig | None = operational(
+        WatchdogConfig, description="when a job has hung, and is started again; null: never"
+    )
     notify: NotifyConfig | None = operational(
         NotifyConfig, description="messages about the run to a webhook; null: none"
     )

@@ -1,10 +1,12 @@
-"""Durations of the phases of a step."""
+"""Durations of the phases of a step, each watched for a hang."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from rlhf_core.system.watchdog import WATCHDOG
 
 
 class PhaseTimer:
@@ -14,7 +16,8 @@ class PhaseTimer:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         started = time.perf_counter()
-        yield
+        with WATCHDOG.phase(phase):
+            yield
         self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
 
     def take(self) -> dict[str, float]:

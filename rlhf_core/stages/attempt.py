@@ -14,13 +14,14 @@ from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.leases import Holder
 from rlhf_core.config.engines.placement import Reservation
-from rlhf_core.errors import PreemptedError, StoppedError, StoreError, one_line, shortened
+from rlhf_core.errors import PreemptedError, StoppedError, StoreError, StuckError, one_line, shortened
 from rlhf_core.stages.full_disk import explained
 from rlhf_core.system.metering import METER, MachineEnergy, peak_device_bytes, peak_host_bytes, reset_peak
 from rlhf_core.system.stopping import STOPS
 from rlhf_core.tracking.progress import ProgressReporter
 
 _LONGEST_REASON = 1000  # characters
+_OUTCOMES: dict[type[BaseException], AttemptOutcome] = {PreemptedError: "preempted", StuckError: "stuck"}
 
 
 class RecordedAttempt:
@@ -67,6 +68,17 @@ class RecordedAttempt:
     def published(self) -> list[Attempt]:
         """Return all attempts as the manifest has them: with this one, which ends with it."""
         return [*self._earlier, self._now("published")]
+
+    def stuck(self, reason: str) -> None:
+        """Store the end of this attempt, whose job may not be able to any more."""
+        with self._lock:
+            self._attempt = self._now("stuck", _shown(reason))
+            self._attempts.write(self._attempt)
+
+    @property
+    def times_stuck(self) -> int:
+        """How many attempts before this one were stuck."""
+        return sum(each.outcome == "stuck" for each in self._earlier)
 
     def ended_second(self) -> None:
         """Note that the store had a result of this key, and keeps it."""
@@ -135,8 +147,11 @@ def _end(error: BaseException | None) -> tuple[AttemptOutcome, str]:
     stop = STOPS.requested
     if isinstance(error, KeyboardInterrupt | StoppedError) or is_signal or stop is not None:
         kind = type(error) if isinstance(error, StoppedError) else StoppedError if stop is None else stop.error
-        reason = str(error) if isinstance(error, StoppedError) else "the job was stopped before it had finished"
-        return "preempted" if kind is PreemptedError else "stopped", _shown(reason)
+        if isinstance(error, StoppedError):
+            reason = str(error)
+        else:
+            reason = stop.reason if kind is StuckError and stop else "the job was stopped before it had finished"
+        return _OUTCOMES.get(kind, "stopped"), _shown(reason)
     return "failed", _shown(str(explained(error)) or type(error).__name__)
 
 

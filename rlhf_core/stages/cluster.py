@@ -39,6 +39,9 @@ class RankSpec(Generic[W]):
 class Cluster(Protocol):
     """Starts the ranks and the engines of a stage; each context ends them in any case."""
 
+    def stacks(self) -> Mapping[str, str]:
+        """Return the stacks of the processes that it has started, by name."""
+
     def workers(
         self, placement: Placement, engine: EngineConfig, factory: Callable[..., W], /, *args: Any
     ) -> AbstractContextManager[WorkerGroup[W]]:

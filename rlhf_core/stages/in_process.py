@@ -48,6 +48,9 @@ class InProcessCluster:
     def __init__(self, open_engine: OpenEngine = engine_beside) -> None:
         self._open_engine = open_engine
 
+    def stacks(self) -> dict[str, str]:
+        return {}  # of the rank, this process, whoever asks has them
+
     @contextmanager
     def workers(
         self, placement: Placement, engine: EngineConfig, factory: Callable[..., W], /, *args: Any

@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
 
 from rlhf_core.actors import forwarding
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.errors import StoppedError
+from rlhf_core.errors import StoppedError, StuckError
 from rlhf_core.stages.full_disk import explained
 from rlhf_core.stages.runner import run_job
 from rlhf_core.system.stopping import STOPS, Stop, grace_seconds
@@ -21,6 +22,7 @@ from rlhf_core.system.streams import escape_unknown_signs
 from rlhf_core.tracking.protocol import JobError, encode
 
 STOPPED = 128 + signal.SIGTERM
+_RESPONSE_SECONDS = 60.0  # of the main thread, which ends ranks and engines
 
 
 def main() -> int:
@@ -34,7 +36,7 @@ def main() -> int:
     escape_unknown_signs()  # a user's error may have some
     try:
         forwarding.receive()
-        run_job(arguments.store, ArtifactRef(stage=arguments.stage, key=arguments.key))
+        run_job(arguments.store, ArtifactRef(stage=arguments.stage, key=arguments.key), stop=_end_stuck)
     except (KeyboardInterrupt, StoppedError) as error:
         return _stopped(error)
     except SystemExit as error:
@@ -57,6 +59,15 @@ def _stop(number: int, frame: FrameType | None) -> None:
         return
     _handle_stops(signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     raise KeyboardInterrupt
+
+
+def _end_stuck(reason: str) -> None:
+    """Stop this process, in the thread of its watchdog, or exit if the main thread does not respond."""
+    STOPS.between_steps = False
+    STOPS.request(Stop(reason, StuckError), seconds=0)
+    time.sleep(_RESPONSE_SECONDS)
+    _print_error(StuckError.__name__, f"{reason}; its main thread did not respond and was ended")
+    os._exit(STOPPED)
 
 
 def _stop_again(dropped: sys.UnraisableHookArgs) -> None:

@@ -19,6 +19,7 @@ from rlhf_core.config.stages.checkpoint import PartialResultsConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import IntegrityError, StoreError
 from rlhf_core.system.stopping import STOPS
+from rlhf_core.system.watchdog import WATCHDOG
 
 _MOST_BYTES = 1 << 26  # of parts that wait in memory for the next checkpoint
 
@@ -56,7 +57,7 @@ class PartialRows:
     def rows(self, part: str, compute: Callable[[], list[Any]]) -> list[Any]:
         """Return the rows of a part, JSON values: those that are kept, or else those that `compute` returns.
 
-        part: as a file is called; equal names have equal rows.
+        part: KIND-START-…, as a file is called; equal names have equal rows, and the parts of a kind have one size.
         Raises StoppedError, once the part is stored, if the job is to stop.
         """
         computed: list[list[Any]] = []
@@ -78,7 +79,8 @@ class PartialRows:
             except IntegrityError as error:
                 print(f"{part} cannot be used, its rows are computed again: {error}", flush=True)
         try:
-            content, count = compute()
+            with WATCHDOG.phase(part.rsplit("-", 2)[0]):  # of sampled-0-32
+                content, count = compute()
         except (Exception, KeyboardInterrupt, SystemExit):
             self._store_at_the_end()  # now: it may take the rest of the time of a stop to end engines
             raise

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from rlhf_core.actors.engines import EngineGroup, engine_bundles
 from rlhf_core.actors.placement import connect, reserve, shared_bundles, worker_bundles
 from rlhf_core.actors.room import Bundle
+from rlhf_core.actors.stacks import stacks_of_actors
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.engines.training import EngineConfig
@@ -24,6 +25,9 @@ L = TypeVar("L", bound=LendsDevice)
 class RayCluster:
     """Implements stages.cluster.Cluster. All actors of a stage are reserved together, so that two stages never wait for
     each other's half."""
+
+    def stacks(self) -> dict[str, str]:
+        return stacks_of_actors()
 
     @contextmanager
     def workers(

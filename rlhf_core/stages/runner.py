@@ -33,6 +33,7 @@ from rlhf_core.config.tracking import TrackingConfig
 from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage
 from rlhf_core.errors import StageError
 from rlhf_core.stages.attempt import RecordedAttempt
+from rlhf_core.stages.hang import Stop, watched
 from rlhf_core.stages.job_context import JobContext, workdir_root
 from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.manifests import manifest_of
@@ -61,11 +62,13 @@ def run_job(
     cluster: Callable[[], Cluster] = _ray_cluster,
     progress: ProgressReporter | None = None,
     again: bool = False,
+    stop: Stop | None = None,
 ) -> Manifest:
     """Compute the artifact `ref` by its spec, unless it exists; return the store's manifest.
 
     cluster: for a stage's actors. again: compute it in any case, and return the new manifest; its files are in
-    the store, and the manifest too unless there was one.
+    the store, and the manifest too unless there was one. stop: ends this process once it has hung; None: it may
+    hang.
     Waits while another job computes it. Raises StageError, StoreError, or the stage's own exceptions.
     """
     repository = ArtifactRepository(open_store(store_url))
@@ -83,7 +86,7 @@ def run_job(
             # The last holder may have published after `done` was called.
             if not again and (manifest := repository.manifest(ref)) is not None:
                 return manifest
-            computed, stored = _compute(repository, spec, stage, config, cluster, progress, lease)
+            computed, stored = _compute(repository, spec, stage, config, cluster, progress, lease, stop)
             return computed if again else stored
     stored_manifest = repository.manifest(ref)
     if stored_manifest is None:
@@ -100,6 +103,7 @@ def _compute(
     cluster: Callable[[], Cluster],
     progress: ProgressReporter,
     lease: Lease,
+    stop: Stop | None,
 ) -> tuple[Manifest, Manifest]:
     """Return the result, whose files are stored, and the stored manifest: another process's if that was first."""
     started = datetime.now(UTC)
@@ -124,7 +128,8 @@ def _compute(
             roles = roles_of_inputs(config)
             inputs = {name: _input(stage, name, roles.get(name, ()), ref, context) for name, ref in spec.inputs.items()}
             actors = (cluster(),) if stage.runs == "actors" else ()
-            output: Output = resolve_name(stage.entry)(config, inputs, context, *actors)
+            with watched(spec, context, attempt, actors, stop):
+                output: Output = resolve_name(stage.entry)(config, inputs, context, *actors)
             tracker.log_samples(output.folder / SAMPLES_FILE)
         _check_output(stage, output)
         if output.kind in (Kind.BASE_MODEL, Kind.POLICY):

@@ -19,6 +19,7 @@ from rlhf_core.supervised.examples import Example, Packer
 from rlhf_core.supervised.schedule import step_indices
 from rlhf_core.supervised.validation import Validation
 from rlhf_core.supervised.worker import SupervisedWorker, divider
+from rlhf_core.system.watchdog import WATCHDOG
 from rlhf_core.training.checkpointing import Checkpointing, DriverState
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import StepMetrics, over_steps
@@ -98,7 +99,8 @@ def train(
             tokens += sum(example.num_tokens for example in batch)
             counts.add(indices, sum(example.num_trained_tokens for example in batch))
             steps.append(divide(pack(batch)))
-        by_step = workers.scatter(SupervisedWorker.train, [list(replica) for replica in zip(*steps, strict=True)])[0]
+        with WATCHDOG.phase("train", units=len(chunk)):
+            by_step = workers.scatter(SupervisedWorker.train, [list(each) for each in zip(*steps, strict=True)])[0]
         done += len(chunk)
         counts.add_steps(by_step)
         trained.add(by_step, tokens, time.monotonic() - started)

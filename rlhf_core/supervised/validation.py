@@ -13,6 +13,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.metrics import merged
 from rlhf_core.supervised.examples import Example, Packer
 from rlhf_core.supervised.worker import SupervisedWorker, divider
+from rlhf_core.system.watchdog import WATCHDOG
 from rlhf_core.training.best import Best
 from rlhf_core.training.group import WorkerGroup
 
@@ -67,12 +68,13 @@ class Validation:
         if done % self._settings.every_steps and done != total:
             return
         self._context.progress(done, total, "validate")
-        self._last = merged(
-            *(
-                named(name, self._workers.scatter(SupervisedWorker.validate, shards)[0])
-                for name, shards in self._shards.items()
+        with WATCHDOG.phase("validation"):
+            self._last = merged(
+                *(
+                    named(name, self._workers.scatter(SupervisedWorker.validate, shards)[0])
+                    for name, shards in self._shards.items()
+                )
             )
-        )
         if self.best.update(done, self._last) and self._settings.keep == "best":
             self._workers.call(SupervisedWorker.keep_weights)
         measured = {f"{_PREFIX}{name}": value for name, value in self._last.items()}

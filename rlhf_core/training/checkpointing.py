@@ -15,6 +15,7 @@ from rlhf_core.config.stages.checkpoint import CheckpointConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import IntegrityError, StageError
 from rlhf_core.system.stopping import STOPS, Stop
+from rlhf_core.system.watchdog import WATCHDOG
 from rlhf_core.tracking.protocol import METRICS_FILE
 from rlhf_core.training.background import Background
 from rlhf_core.training.group import WorkerGroup
@@ -181,12 +182,13 @@ class Checkpointing:
         written: Sequence[Callable[[], list[list[CheckpointFile]]]],
     ) -> None:
         checkpoints = self._context.checkpoints
-        entries = [checkpoints.add(name, file, content) for file, content in files.items()]
-        entries += [entry for of_group in written for rank in of_group() for entry in rank]
-        checkpoints.commit(
-            Checkpoint(
-                name=name, step=step, ranks=ranks, replicas=replicas, files=tuple(entries),
-                libraries=dict(self._context.libraries), created_at=datetime.now(UTC),
-            )
-        )  # fmt: skip
-        checkpoints.prune(name, self._config.keep)
+        with WATCHDOG.phase("checkpoint"):
+            entries = [checkpoints.add(name, file, content) for file, content in files.items()]
+            entries += [entry for of_group in written for rank in of_group() for entry in rank]
+            checkpoints.commit(
+                Checkpoint(
+                    name=name, step=step, ranks=ranks, replicas=replicas, files=tuple(entries),
+                    libraries=dict(self._context.libraries), created_at=datetime.now(UTC),
+                )
+            )  # fmt: skip
+            checkpoints.prune(name, self._config.keep)

@@ -1,6 +1,7 @@
 """The Jobs API of a real Ray head."""
 
 import hashlib
+import json
 import shlex
 import shutil
 import signal
@@ -37,6 +38,7 @@ RECEIVE = "from rlhf_core.actors.forwarding import receive; receive()"
 class Watcher:
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.stuck_for: list[str] = []
         self.seen: list[Progress] = []
         self.jobs: list[tuple[str, bool]] = []
         self.cancel = threading.Event()
@@ -46,6 +48,9 @@ class Watcher:
 
     def progress(self, progress: Progress) -> None:
         self.seen.append(progress)
+
+    def stuck(self, reason: str) -> None:
+        self.stuck_for.append(reason)
 
     def line(self, line: str) -> None:
         if not line.startswith(LINE_OF_RAY) and "job_manager.py" not in line:  # Ray's own first lines
@@ -192,6 +197,29 @@ def test_a_job_that_no_node_could_hold_is_refused(jobs: RayJobs) -> None:
     assert jobs.running() == []
 
 
+@pytest.mark.parametrize(("kind", "jobs_of_it"), [("PreemptedError", 3), ("StuckError", 2), ("StageError", 1)])
+def test_a_job_that_ends_itself_to_resume_is_submitted_again(
+    jobs: RayJobs, tmp_path: Path, kind: str, jobs_of_it: int
+) -> None:
+    """One that has hung as often as it may; here the third attempt succeeds."""
+    error = json.dumps({"type": kind, "message": "not now"})
+    code = (
+        f"import pathlib, sys; done = pathlib.Path({str(tmp_path / 'attempts')!r}); "
+        f"number = int(done.read_text()) + 1 if done.exists() else 1; done.write_text(str(number)); "
+        f"number > 2 or (print('@error ' + {error!r}), sys.exit(143))"
+    )
+    request, watcher = python(code, f"d{jobs_of_it}"), Watcher()
+    follower = Follower(LocalStore(tmp_path / "store"), request.id_prefix, "run")
+    may_restart = iter([True, False]).__next__
+    if kind == "PreemptedError":
+        _compute(request, jobs, watcher, follower, may_restart)
+    else:
+        with pytest.raises(JobEndedError, match=f"^{kind}: not now; full log: "):
+            _compute(request, jobs, watcher, follower, may_restart)
+    assert len(watcher.jobs) == jobs_of_it
+    assert len(watcher.stuck_for) == (2 if kind == "StuckError" else 0)
+
+
 @pytest.mark.endurance("chaos")
 @pytest.mark.slow("starts a Ray head of its own twice")
 def test_a_cluster_that_starts_is_full_and_is_lost(tmp_path: Path) -> None:
@@ -212,7 +240,7 @@ def wait_for_nodes_that_have_not_joined_yet(head: Service, address: str, folder:
     request, watcher = python("print('at last')", "h0"), Watcher()
     follower = Follower(LocalStore(folder / "store"), request.id_prefix, "run")
     with pytest.raises(JobEndedError, match=r"^no node of the Ray cluster at http.* has had a CPU for 1 s: see"):
-        _compute(request, RayJobs(_Client(address), patience=1.0), watcher, follower)
+        _compute(request, RayJobs(_Client(address), patience=1.0), watcher, follower, lambda: False)
     assert not follower._update(lambda record: record).expires_at
     assert [progress.phase for progress in watcher.seen] == [STARTING]
     watcher.cancel.set()
@@ -246,7 +274,7 @@ def wait_for_room(address: str, folder: Path) -> None:
     assert (second, attached) == (f"{unwanted.id_prefix}2", False)
     assert jobs.stop(second, timeout=1.0) == "PENDING"
     waits = python("print('at last')", "g2")
-    _compute(waits, jobs, watcher, Follower(LocalStore(folder / "store"), waits.id_prefix, "run"))
+    _compute(waits, jobs, watcher, Follower(LocalStore(folder / "store"), waits.id_prefix, "run"), lambda: False)
     assert watcher.seen[0].phase == "waiting for Ray, which has no room for the job"
     given_up = f"Ray has had no room for the job {waits.id_prefix}1 and has given it up: submitting it again"
     assert (watcher.lines[0], watcher.lines[-1]) == (given_up, "at last")

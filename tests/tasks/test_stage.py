@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from rlhf_core.artifacts.attempt import Attempt, AttemptOutcome
+from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.local_store import LocalStore
+from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.graph.graph import build_graph
 from rlhf_core.pipeline.specs import RunSettings
 from rlhf_core.recipe.loading import load_recipe
-from tasks.stage import _memory, _request
+from tasks.stage import _memory, _request, _times_stuck
 from tests.rlhf_core.artifacts.manifests import manifest
 
 pytestmark = pytest.mark.system
@@ -70,3 +74,20 @@ def test_a_merge_reserves_a_processor_and_memory_for_the_model_and_a_driver_no_p
     assert (merge.cpus, merge.memory) == (1.0, 8000)
     driver = _request(graph["rl"], settings, _memory(graph["rl"], repository))
     assert (driver.cpus, driver.memory) == (0.0, 0)
+
+
+def test_jobs_that_hang_in_a_row_count_from_one_checkpoint(tmp_path: Path) -> None:
+    store, ref = LocalStore(tmp_path), ArtifactRef(stage="sft", key="0" * 64)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    counts = []
+    ends: list[tuple[AttemptOutcome, int | None]] = [
+        ("stuck", None), ("killed", None), ("stuck", 10), ("stuck", 10), ("stuck", 20), ("stuck", 20), ("published", 20)
+    ]  # fmt: skip
+    for number, (outcome, resumed_after) in enumerate(ends):
+        at = start + timedelta(minutes=number)
+        Attempts(store, ref).write(
+            Attempt(id=f"{number}", host="h", device="cpu", gpus=0, cores=1, started_at=at, seen_at=at,
+                    outcome=outcome, resumed_after=resumed_after)
+        )  # fmt: skip
+        counts.append(_times_stuck(store, ref))
+    assert counts == [1, 0, 1, 2, 1, 2, 0]

@@ -27,6 +27,7 @@ from rlhf_core.rollout.vllm.experts import choose_kernels_as_without_adapters, f
 from rlhf_core.rollout.vllm.memory import drop_packed_embeddings, empty_cache
 from rlhf_core.rollout.vllm.served import ServedLayer, served_adapter, served_layers
 from rlhf_core.system.freed_memory import return_freed_memory
+from rlhf_core.system.stacks import register
 
 if current_platform.is_cpu():  # this module is imported in each worker before it loads its model
     choose_kernels_as_without_adapters()
@@ -45,6 +46,7 @@ class PublishedWeights:
     def prepare(self, compiled: bool) -> None:
         """Make ready to compute, after the start. compiled: as configured."""
         worker: Any = self
+        register(f"worker {worker.rank} of an engine")  # unless it is the engine's own process
         runner = worker.model_runner
         if not compiled:
             torch.compiler.set_stance("force_eager")
