@@ -24,10 +24,11 @@ from rlhf_core.artifacts.logged_rollouts import (
     rollouts_file,
 )
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
+from rlhf_core.artifacts.promotion import propose
 from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
-from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
+from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, VERDICT_FILE
 
 STARTED = datetime(2026, 11, 1, 9, tzinfo=UTC)
 _EVALUATED = 40  # prompts
@@ -36,15 +37,13 @@ _EVALUATED = 40  # prompts
 def write_demo(
     repository: ArtifactRepository, *, runs: int = 3, steps: int = 20, prompts: int = 4, completions: int = 4
 ) -> None:
-    """Publish runs whose rewards rise with the learning rate, and aliases of their models."""
+    """Publish runs whose rewards rise with the learning rate, and aliases of their models; the last one waits for a
+    person."""
+    champion: ArtifactRef | None = None
     for number in range(runs):
         results = list(_results(number, steps, prompts, completions))
         for manifest, files in results:
-            with tempfile.TemporaryDirectory() as folder:
-                for path, data in files.items():
-                    (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
-                    (Path(folder) / path).write_bytes(data)
-                repository.publish(manifest, Path(folder))
+            _publish(repository, manifest, files)
         record = RunRecord(
             run_id=hashlib.sha256(f"run {number}".encode()).hexdigest()[:32],
             recipe={"name": "sums", "seed": number, "rl": results[1][0].config},
@@ -55,10 +54,32 @@ def write_demo(
             ),
         )  # fmt: skip
         write_record(repository.store, record)
-        move_alias(
-            repository.store, "sums", "champion", results[1][0].ref, by="demo", reason=f"run {number} was better",
+        model = results[1][0].ref
+        if champion is not None and number == runs - 1:
+            _propose(repository, number, champion, model)
+            break
+        champion = move_alias(
+            repository.store, "sums", "champion", model, by="demo", reason=f"run {number} was better",
             evidence=Evidence(approved_by="demo"),
-        )  # fmt: skip
+        ).manifest  # fmt: skip
+
+
+def _publish(repository: ArtifactRepository, manifest: Manifest, files: Mapping[str, bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for path, data in files.items():
+            (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / path).write_bytes(data)
+        repository.publish(manifest, Path(folder))
+
+
+def _propose(repository: ArtifactRepository, number: int, champion: ArtifactRef, model: ArtifactRef) -> None:
+    parents = {"candidate": model, "baseline": champion}
+    metrics: dict[str, MetricValue] = {"accepted": 1, "reason": "exact is better by its interval"}
+    gate = _manifest(
+        number, "gate", Kind.GATE, parents, metrics, STARTED + timedelta(hours=number), {"approval": "required"}
+    )
+    _publish(repository, gate, {VERDICT_FILE: b"{}"})
+    propose(repository.store, "sums", gate.ref, by="demo")
 
 
 def _results(number: int, steps: int, prompts: int, completions: int) -> Iterator[tuple[Manifest, Mapping[str, bytes]]]:
@@ -89,7 +110,8 @@ def _results(number: int, steps: int, prompts: int, completions: int) -> Iterato
         bound = 1.96 * math.sqrt(max(score * (1 - score), 1e-4) / _EVALUATED)
         metrics: dict[str, MetricValue] = {"exact": score, "exact_low": score - bound, "exact_high": score + bound}
         parents = {"model": base.ref if model == "base" else rl.ref}
-        evaluation = _manifest(number, f"evaluation.{model}", Kind.EVALUATION, parents, metrics, started)
+        scorers = {"scorers": {"exact": {"type": "exact"}}}
+        evaluation = _manifest(number, f"evaluation.{model}", Kind.EVALUATION, parents, metrics, started, scorers)
         yield evaluation, {SAMPLES_FILE: "".join(json.dumps(row) + "\n" for row in rows).encode()}
 
 

@@ -14,10 +14,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from deployments.cli.tables import duration
 from deployments.ui.charts import curve_charts, grouped, histogram_charts
 from deployments.ui.reading import NodeView, Run, StoreReader
-from rlhf_core.artifacts.aliases import alias_names, moves_of
+from deployments.ui.registry import ACTIONS, Form, move, read_model, summaries
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, LoggedSequence, LoggedStep
-from rlhf_core.artifacts.protection import read_protection
-from rlhf_core.errors import AlignmentError
+from rlhf_core.errors import AlignmentError, StoreError
 from rlhf_core.pipeline.compared_runs import read_compared_run
 from rlhf_core.report.formatting import main_metrics, number, visible
 from rlhf_core.report.run_diff import diff_runs
@@ -157,15 +156,26 @@ class Pages:
         )  # fmt: skip
 
     def models(self, where: Where, query: Query) -> str:
-        """The aliases of the store with their moves, the newest first, and whether they are protected."""
-        store = self._reader.repository.store
-        names = alias_names(store)
-        protections = {model: read_protection(store, model) for model in {model for model, _ in names}}
-        moves = {
-            f"{model}/{alias}": (protections[model].protects(alias), moves_of(store, model, alias))
-            for model, alias in names
-        }
-        return self._rendered("models.html", title="Models", aliases=moves)
+        """The models of the registry: the champion of each, since when, and whether a candidate waits for a person."""
+        return self._rendered("models.html", title="Models", models=summaries(self._reader.repository.store))
+
+    def model(self, where: Where, query: Query, refused: str = "") -> str:
+        """A model: its champion, its candidate beside it, and every move. refused: why the last move was not made."""
+        model = read_model(self._reader.repository, where["model"])
+        if model is None:
+            raise NotFoundError(f"the registry has no model {where['model']}")
+        return self._rendered("model.html", title=model.name, model=model, refused=refused)
+
+    def move(self, where: Where, form: Form) -> str:
+        """Move an alias as the form of a model's page asks. Returns an empty text, or the page that says why not."""
+        if where["action"] not in ACTIONS:
+            raise NotFoundError(f"there is no `{where['action']}`")
+        try:
+            move(self._reader.repository.store, where["model"], where["action"], form)
+        except (StoreError, ValueError, KeyError) as error:
+            refused = str(error) if isinstance(error, StoreError) else "the form is not of this page: load it again"
+            return self.model(where, {}, refused)
+        return ""
 
     def _run(self, where: Where) -> Run:
         run = self._reader.run(where["run"]) if where["run"].isprintable() and "/" not in where["run"] else None

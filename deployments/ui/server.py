@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -30,7 +31,9 @@ def application(pages: Pages, token: str, hosts: frozenset[str]) -> web.Applicat
 
     A page of another site could make a browser ask for ours under a name of its own; it would read the answer.
     """
-    app = web.Application(middlewares=[_known_host(hosts), _authorised(token), _errors_as_pages(pages)])
+    app = web.Application(
+        middlewares=[_known_host(hosts), _authorised(token), _errors_as_pages(pages)], client_max_size=64 << 10
+    )
     app.add_routes([
         web.get("/static/bokeh.js", _file(b"\n".join(path.read_bytes() for path in BOKEH), "text/javascript")),
         web.get("/static/charts.js", _file(pages.asset("charts.js"), "text/javascript")),
@@ -45,6 +48,8 @@ def application(pages: Pages, token: str, hosts: frozenset[str]) -> web.Applicat
         web.get("/runs/{run}/{node}/images/{sha256}", _image(pages)),
         web.get("/compare", _page(pages.compare)),
         web.get("/models", _page(pages.models)),
+        web.get("/models/{model}", _page(pages.model)),
+        web.post("/models/{model}/{action}", _move(pages)),
     ])  # fmt: skip
     return app
 
@@ -52,6 +57,19 @@ def application(pages: Pages, token: str, hosts: frozenset[str]) -> web.Applicat
 def _page(render: Page) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         return _html(await asyncio.to_thread(render, request.match_info, _query(request)))
+
+    return handle
+
+
+def _move(pages: Pages) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        # A page of another server on this host is of the same site: its forms would bring our cookie along.
+        if request.headers.get("Origin") != f"http://{request.host}":
+            raise web.HTTPForbidden(text="this form is not of one of our pages")
+        form = {name: value for name, value in (await request.post()).items() if isinstance(value, str)}
+        if refused := await asyncio.to_thread(pages.move, request.match_info, form):
+            return _html(refused, status=409)
+        raise web.HTTPSeeOther(f"/models/{quote(request.match_info['model'], safe='')}")
 
     return handle
 
@@ -122,7 +140,7 @@ def _errors_as_pages(pages: Pages) -> Any:
         except AlignmentError as error:
             response = _html(pages.error(str(error)), status=502)
         response.headers["X-Content-Type-Options"] = "nosniff"
-        response.headers["Referrer-Policy"] = "no-referrer"
+        response.headers["Referrer-Policy"] = "same-origin"  # with `no-referrer`, forms have the origin `null`
         return response
 
     return show

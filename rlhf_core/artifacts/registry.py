@@ -79,15 +79,20 @@ def move_alias(
     return new
 
 
-def roll_back(store: Store, model: str, alias: str = CHAMPION, *, by: str, reason: str) -> Alias:
+def roll_back(
+    store: Store, model: str, alias: str = CHAMPION, *, by: str, reason: str, seen: int | None = None
+) -> Alias:
     """Point `alias` at the model before the present one; a second call goes back one further.
 
+    seen: as for `move_alias`.
     Raises StoreError if there is none before it, or its files are gone; ConflictError as `move_alias`.
     """
     moves = {move.sequence: move for move in moves_of(store, model, alias)}
     if not moves:
         raise StoreError(f"there is no alias {model}/{alias}: `alignment log {model}` lists those of the model")
     present = moves[max(moves)]
+    if seen is not None and seen != present.sequence:
+        raise ConflictError(_moved_meanwhile(model, alias, present))
     at, target = present.evidence.restores or present.sequence, present.manifest
     while target == present.manifest:
         later, sequence = moves.get(at), max((number for number in moves if number < at), default=0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, sync_playwright
@@ -25,11 +26,11 @@ pytestmark = pytest.mark.endurance("two-nodes")
 TOKEN = "secret"
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    repository = ArtifactRepository(LocalStore(tmp_path_factory.mktemp("ui") / "store"))
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    repository = ArtifactRepository(LocalStore(tmp_path / "store"))
     write_demo(repository, runs=2, steps=10)
-    pages = Pages(StoreReader(repository, tmp_path_factory.mktemp("cache")))
+    pages = Pages(StoreReader(repository, tmp_path / "cache"))
     with listening("127.0.0.1", 0) as listener, served(application(pages, TOKEN, frozenset({"127.0.0.1"})), listener):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/?token={TOKEN}"
 
@@ -91,3 +92,16 @@ def test_two_runs_side_by_side(page: Page) -> None:
     page.locator(".charts canvas").first.wait_for()
     assert page.get_by_text("rl.grpo.optimizer.learning_rate").count() == 1
     assert page.get_by_text("0.002").count() == 1
+
+
+def test_a_candidate_is_approved_and_the_champion_rolled_back(page: Page) -> None:
+    page.get_by_role("link", name="Models").click()
+    page.get_by_role("link", name="sums").click()
+    page.get_by_label("your name").fill("ann")
+    page.get_by_label("reason", exact=True).fill("shorter")
+    page.get_by_role("button", name="Approve").click()
+    page.get_by_text("approved by ann: shorter").wait_for()
+    page.get_by_label("reason of the rollback").fill("it is rude")
+    page.get_by_role("button", name="Roll back").click()
+    page.get_by_role("cell", name="it is rude").first.wait_for()
+    assert page.get_by_role("alert").count() == 0

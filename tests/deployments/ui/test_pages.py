@@ -16,11 +16,13 @@ from deployments.ui.demo import write_demo
 from deployments.ui.pages import Pages, tokens_of
 from deployments.ui.reading import StoreReader
 from deployments.ui.server import application
+from rlhf_core.artifacts.aliases import Alias, read_alias
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.logged_rollouts import LoggedGroup, LoggedSequence, LoggedStep, encode_step, rollouts_file
 from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.pipeline.record import RunStart, write_start
 from rlhf_core.system.network import listening
@@ -132,11 +134,110 @@ def test_a_running_stage_shows_its_metrics_and_rollouts_so_far(browser: httpx.Cl
     assert "refresh" not in browser.get("/runs/live/rl/steps/2").text  # nothing that somebody reads goes away
 
 
-def test_an_alias_has_its_history(browser: httpx.Client) -> None:
-    page = browser.get("/models").text
-    assert page.count("sums/champion") == 1
-    assert "<b>sums/champion</b> protected" in page
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[tuple[httpx.Client, LocalStore]]:
+    """A server of its own, whose model `sums` has a champion, moved twice, and a candidate that waits."""
+    store = LocalStore(tmp_path / "store")
+    write_demo(ArtifactRepository(store), runs=3, steps=2)
+    pages = Pages(StoreReader(ArtifactRepository(store), tmp_path / "cache"))
+    with listening("127.0.0.1", 0) as listener, served(application(pages, TOKEN, frozenset({"127.0.0.1"})), listener):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with httpx.Client(base_url=url, follow_redirects=True, headers={"Origin": url}) as client:
+            client.get(f"/?token={TOKEN}")
+            yield client, store
+
+
+def champion(store: LocalStore) -> Alias:
+    alias = read_alias(store, "sums", "champion")
+    assert alias is not None
+    return alias
+
+
+def fields(page: str) -> dict[str, str]:
+    """The hidden fields of the forms of a page."""
+    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page))
+
+
+def test_a_model_shows_since_when_who_is_champion_and_what_waits(registry: tuple[httpx.Client, LocalStore]) -> None:
+    browser, store = registry
+    models = browser.get("/models").text
+    assert f"<td>{champion(store).manifest}</td>" in models
+    assert ">a candidate waits for a person</a>" in models
+    page = browser.get("/models/sums").text
+    assert f"The champion is <b>{champion(store).manifest}</b> since {champion(store).moved_at:%Y-%m-%d %H:%M}" in page
     assert page.index("run 1 was better") < page.index("run 0 was better")
+    assert re.search(r"<td>evaluation\.exact</td><td[^>]*>[+-]0\.\d+</td><td[^>]*>[+-]0\.\d+ to [+-]0\.\d+</td>", page)
+    assert browser.get("/models/none").status_code == 404
+
+
+def test_a_waiting_candidate_is_approved_once_and_rolled_back(registry: tuple[httpx.Client, LocalStore]) -> None:
+    browser, store = registry
+    before, shown = champion(store), fields(browser.get("/models/sums").text)
+    nameless = browser.post("/models/sums/approve", data={**shown, "name": " ", "reason": "better"})
+    assert (nameless.status_code, "give your name" in nameless.text) == (409, True)
+    assert champion(store) == before
+    form = {**shown, "name": HOSTILE, "reason": "better"}
+    approved = browser.post("/models/sums/approve", data=form)
+    assert (approved.status_code, approved.url.path, HOSTILE in approved.text) == (200, "/models/sums", False)
+    after = champion(store)
+    assert (after.manifest.full, after.evidence.approved_by) == (shown["candidate"], HOSTILE)
+    again = browser.post("/models/sums/approve", data=form)
+    assert (again.status_code, 'role="alert"' in again.text) == (409, True)
+    back = {**fields(approved.text), "reason": "it is rude"}
+    assert browser.post("/models/sums/rollback", data=back).status_code == 200
+    assert champion(store).manifest == before.manifest
+    twice = browser.post("/models/sums/rollback", data=back)  # a second click on the same page
+    assert (twice.status_code, "was moved by another process" in twice.text) == (409, True)
+    assert champion(store).manifest == before.manifest
+
+
+def test_a_rejected_candidate_is_promoted_no_more(registry: tuple[httpx.Client, LocalStore]) -> None:
+    browser, _ = registry
+    shown = {**fields(browser.get("/models/sums").text), "name": "ann", "reason": "it is rude"}
+    rejected = browser.post("/models/sums/reject", data=shown)
+    assert "Rejected by ann: it is rude" in rejected.text
+    assert "/models/sums/promote" not in rejected.text
+    promoted = browser.post("/models/sums/promote", data=shown)
+    assert (promoted.status_code, "was rejected by ann (it is rude)" in promoted.text) == (409, True)
+
+
+def test_a_candidate_without_a_passed_gate_is_promoted_by_a_named_person(
+    registry: tuple[httpx.Client, LocalStore],
+) -> None:
+    browser, store = registry
+    other = next(ArtifactRepository(store).list_artifacts("base")).ref
+    move_alias(store, "sums", "candidate", other, by="bob", reason="by hand")
+    shown = fields(browser.get("/models/sums").text)
+    refused = browser.post("/models/sums/promote", data={**shown, "name": "", "reason": "better"})
+    assert (refused.status_code, "is protected" in refused.text) == (409, True)
+    browser.post("/models/sums/promote", data={**shown, "name": "ann", "reason": "better"})
+    assert (champion(store).manifest, champion(store).evidence.approved_by) == (other, "ann")
+
+
+@pytest.mark.parametrize("origin", [None, "null", "http://127.0.0.1:1", "https://evil.example"])
+def test_a_form_of_another_page_moves_nothing(registry: tuple[httpx.Client, LocalStore], origin: str | None) -> None:
+    browser, store = registry
+    before, shown = champion(store), fields(browser.get("/models/sums").text)
+    del browser.headers["Origin"]
+    headers = {} if origin is None else {"Origin": origin}
+    answer = browser.post("/models/sums/approve", data={**shown, "name": "eve", "reason": "x"}, headers=headers)
+    assert answer.status_code == 403
+    assert champion(store) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "status"),
+    [("/models/sums/delete", {}, 404), ("/models/none/reject", {"name": "a", "candidate": "rl/" + "0" * 64}, 404),
+     ("/models/sums/approve", {"name": "a", "candidate": "x"}, 409), ("/models/sums/rollback", {"reason": "x"}, 409),
+     ("/models/sums/rollback", {"reason": "x", "seen": "9"}, 409)],
+)  # fmt: skip
+def test_a_form_that_is_none_of_ours_is_refused(
+    registry: tuple[httpx.Client, LocalStore], path: str, form: dict[str, str], status: int
+) -> None:
+    browser, store = registry
+    before = champion(store)
+    assert browser.post(path, data=form).status_code == status
+    assert champion(store) == before
 
 
 def test_text_of_models_and_users_is_never_markup(browser: httpx.Client) -> None:

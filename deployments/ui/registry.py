@@ -1,0 +1,134 @@
+"""A model of the registry as its page shows it, and the moves that the page offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from getpass import getuser
+
+from rlhf_core.artifacts.aliases import Alias, alias_names, moves_of
+from rlhf_core.artifacts.gates import Gate, read_gate
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.promotion import Decision, approve, decision_on, promote, reject, waiting
+from rlhf_core.artifacts.protection import CANDIDATE, CHAMPION, read_protection
+from rlhf_core.artifacts.registry import roll_back
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.store import Store
+from rlhf_core.errors import StoreError
+from rlhf_core.evaluation.stored import differences
+from rlhf_core.evaluation.verdict import Comparison
+
+Form = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    name: str
+    champion: Alias | None
+    waits: bool  # a candidate waits for a person
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    name: str
+    aliases: Mapping[str, Sequence[Alias]]  # with all moves, the newest first
+    protected: frozenset[str]
+    candidate: Alias | None  # unless it is the champion
+    gate: Gate | None  # that passed it
+    decision: Decision | None  # on it
+    waits: bool
+    differences: Sequence[Comparison]  # of the candidate to the champion
+
+    @property
+    def champion(self) -> Alias | None:
+        moves = self.aliases.get(CHAMPION)
+        return moves[0] if moves else None
+
+    @property
+    def action(self) -> str:
+        """What a person can do with the candidate: `approve` (or reject) it, `promote` it, or nothing."""
+        if self.candidate is None or (self.decision is not None and not self.decision.approved):
+            return ""
+        return "approve" if self.waits else "promote"
+
+
+def summaries(store: Store) -> list[ModelSummary]:
+    """Return all models, sorted by name."""
+    names = sorted({model for model, _ in alias_names(store)})
+    return [
+        ModelSummary(name, moves[0] if (moves := moves_of(store, name, CHAMPION)) else None, bool(waiting(store, name)))
+        for name in names
+    ]
+
+
+def read_model(repository: ArtifactRepository, name: str) -> ModelView | None:
+    """Return a model; None if it has no alias. Raises StoreError for a name that none can have."""
+    store = repository.store
+    aliases = {alias: moves_of(store, name, alias) for _, alias in alias_names(store, name)}
+    if not aliases:
+        return None
+    protection = read_protection(store, name)
+    candidate = next(iter(aliases.get(CANDIDATE, ())), None)
+    champion = next(iter(aliases.get(CHAMPION, ())), None)
+    if candidate is not None and champion is not None and candidate.manifest == champion.manifest:
+        candidate = None
+    gate = None if candidate is None or candidate.evidence.gate is None else read_gate(store, candidate.evidence.gate)
+    return ModelView(
+        name, aliases, frozenset(alias for alias in aliases if protection.protects(alias)), candidate, gate,
+        decision=None if candidate is None else decision_on(store, name, candidate),
+        waits=waiting(store, name) is not None,
+        differences=()
+        if candidate is None or champion is None
+        else list(differences(repository, champion.manifest, candidate.manifest)),
+    )  # fmt: skip
+
+
+def move(store: Store, model: str, action: str, form: Form) -> None:
+    """Move an alias of `model` as a person asks on its page.
+
+    form: `name` of the person and `reason`; `candidate` or `seen`, by which the page that the person has looked at is
+    known. Raises StoreError if this is refused, ConflictError if the page is out of date.
+    """
+    _MOVES[action](store, model, form)
+
+
+def _expected(form: Form) -> ArtifactRef:
+    stage, _, key = form.get("candidate", "").partition("/")
+    return ArtifactRef(stage=stage, key=key)
+
+
+def _approve(store: Store, model: str, form: Form) -> None:
+    who, reason = _named(form), form.get("reason", "")
+    approve(store, model, by=getuser(), approved_by=who, reason=reason, expected=_expected(form))
+
+
+def _reject(store: Store, model: str, form: Form) -> None:
+    reject(store, model, by=_named(form), reason=form.get("reason", ""), expected=_expected(form))
+
+
+def _promote(store: Store, model: str, form: Form) -> None:
+    who = form.get("name", "").strip()
+    promote(store, model, by=getuser(), reason=form.get("reason", ""), approved_by=who, expected=_expected(form))
+
+
+def _roll_back(store: Store, model: str, form: Form) -> None:
+    reason = form.get("reason", "").strip()
+    if not reason:
+        raise StoreError("give a reason: it is kept with the move")
+    roll_back(store, model, by=getuser(), reason=reason, seen=int(form["seen"]))
+
+
+def _named(form: Form) -> str:
+    name = form.get("name", "").strip()
+    if not name:
+        raise StoreError("give your name: it is kept with the decision")
+    return name
+
+
+_MOVES: Mapping[str, Callable[[Store, str, Form], None]] = {
+    "approve": _approve,
+    "reject": _reject,
+    "promote": _promote,
+    "rollback": _roll_back,
+}
+ACTIONS = frozenset(_MOVES)
