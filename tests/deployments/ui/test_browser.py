@@ -21,7 +21,12 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.system.network import listening
 from tests.deployments.ui.served import served
 
-pytestmark = pytest.mark.endurance("two-nodes")
+CHROMIUM = shutil.which("chromium")
+
+pytestmark = [
+    pytest.mark.endurance("two-nodes"),
+    pytest.mark.skipif(CHROMIUM is None, reason="this machine has no `chromium`: apt-get install chromium"),
+]
 
 TOKEN = "secret"
 
@@ -35,20 +40,13 @@ def url(tmp_path: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/?token={TOKEN}"
 
 
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    found = shutil.which("chromium")
-    assert found is not None, "install Chromium, for example with `apt-get install chromium`"
-    return found
-
-
 @pytest.fixture(params=["desktop", "phone in the dark"])
-def page(url: str, chromium: str, request: pytest.FixtureRequest) -> Iterator[Page]:
+def page(url: str, request: pytest.FixtureRequest) -> Iterator[Page]:
     """The list of runs. Whatever the browser complains about fails the test."""
     is_phone = request.param != "desktop"
     size = {"width": 390, "height": 844} if is_phone else {"width": 1280, "height": 900}
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport=size, color_scheme="dark" if is_phone else "light")  # type: ignore[arg-type]
         complaints: list[str] = []
         page.on("console", lambda line: complaints.append(line.text) if line.type in ("error", "warning") else None)
