@@ -7,7 +7,7 @@ import json
 import math
 import random
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValu
 from rlhf_core.artifacts.promotion import propose
 from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.rounds import RoundEnd, Rounds
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, VERDICT_FILE
 
@@ -40,12 +41,13 @@ def write_demo(
     """Publish runs whose rewards rise with the learning rate, and aliases of their models; the last one waits for a
     person."""
     champion: ArtifactRef | None = None
+    accepted: list[Manifest] = []  # model and its evaluation
     for number in range(runs):
         results = list(_results(number, steps, prompts, completions))
         for manifest, files in results:
             _publish(repository, manifest, files)
         record = RunRecord(
-            run_id=hashlib.sha256(f"run {number}".encode()).hexdigest()[:32],
+            run_id=_run_id(number),
             recipe={"name": "sums", "seed": number, "rl": results[1][0].config},
             overrides=(f"seed={number}",), started_at=results[0][0].started_at, finished_at=results[-1][0].finished_at,
             nodes=tuple(
@@ -54,6 +56,7 @@ def write_demo(
             ),
         )  # fmt: skip
         write_record(repository.store, record)
+        accepted = _round(repository, number, accepted or [results[0][0], results[2][0]], results)
         model = results[1][0].ref
         if champion is not None and number == runs - 1:
             _propose(repository, number, champion, model)
@@ -70,6 +73,38 @@ def _publish(repository: ArtifactRepository, manifest: Manifest, files: Mapping[
             (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
             (Path(folder) / path).write_bytes(data)
         repository.publish(manifest, Path(folder))
+
+
+def _round(
+    repository: ArtifactRepository, number: int, accepted: list[Manifest], results: Sequence[tuple[Manifest, Any]]
+) -> list[Manifest]:
+    """Write a round of the loop `nightly`, whose candidate is accepted; return its model and the evaluation."""
+    candidate, evaluation = results[1][0], results[3][0]
+    rounds, run_id = Rounds(repository.store, "nightly"), _run_id(number)
+    parents = {
+        "accepted": accepted[0].ref, "accepted_evaluation": accepted[1].ref, "candidate": candidate.ref,
+        "candidate_evaluation": evaluation.ref, "prompts": results[0][0].ref,
+    }  # fmt: skip
+    config = {**dict.fromkeys(parents, ""), "gate": {"scorer": "exact"}}
+    record = _manifest(
+        number, "round", Kind.ROUND, parents, {"accepted": 1, "reason": "it is better"}, evaluation.started_at, config
+    )
+    _publish(repository, record, {VERDICT_FILE: b"{}"})
+    start = rounds.current(run_id).model_copy(update={"started_at": evaluation.started_at})
+    rounds.start(start)
+    reason = f"exact {evaluation.metrics['exact']:.3f}, before {accepted[1].metrics['exact']:.3f}"
+    rounds.accept(start, candidate.ref, reason, record.ref)
+    rounds.end(
+        RoundEnd(
+            number=start.number, verdict="accepted", reason=reason, record=record.ref, candidate=candidate.ref,
+            prompts=None, ended_at=evaluation.finished_at, run_id=run_id,
+        )
+    )  # fmt: skip
+    return [candidate, evaluation]
+
+
+def _run_id(number: int) -> str:
+    return hashlib.sha256(f"run {number}".encode()).hexdigest()[:32]
 
 
 def _propose(repository: ArtifactRepository, number: int, champion: ArtifactRef, model: ArtifactRef) -> None:

@@ -13,12 +13,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from deployments.cli.tables import duration
 from deployments.ui.charts import curve_charts, grouped, histogram_charts
+from deployments.ui.loops import loop_names
 from deployments.ui.reading import NodeView, Run, StoreReader
 from deployments.ui.registry import ACTIONS, Form, move, read_model, summaries
+from rlhf_core.artifacts.costs import total
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, LoggedSequence, LoggedStep
+from rlhf_core.config.texts import is_model_name
 from rlhf_core.errors import AlignmentError, StoreError
 from rlhf_core.pipeline.compared_runs import read_compared_run
-from rlhf_core.report.formatting import main_metrics, number, visible
+from rlhf_core.report.formatting import hours, main_metrics, money, number, visible
 from rlhf_core.report.run_diff import diff_runs
 
 _MOST_RUNS = 200  # of a page
@@ -40,7 +43,8 @@ class Pages:
             loader=PackageLoader("deployments.ui"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
         self._templates.filters |= {
-            "number": number, "visible": visible, "duration": duration, "metrics": main_metrics, "url": _quoted
+            "number": number, "visible": visible, "duration": duration, "metrics": main_metrics, "url": _quoted,
+            "hours": hours,
         }  # fmt: skip
 
     def asset(self, name: str) -> bytes:
@@ -60,7 +64,7 @@ class Pages:
         ]
         return self._rendered(
             "runs.html", title="Runs", runs=runs[:_MOST_RUNS], count=len(runs), query=wanted, outcome=outcome,
-            outcomes=("succeeded", "failed", "unfinished"), headline=_headline_metric,
+            outcomes=("succeeded", "failed", "unfinished"), headline=_headline_metric, money=money,
         )  # fmt: skip
 
     def run(self, where: Where, query: Query) -> str:
@@ -74,7 +78,7 @@ class Pages:
             results=[each.result for each in content.sets if each.result] if content is not None else [],
             logged={node.name: steps[-1] for node in nodes if (steps := self._reader.logged_steps(node))},
             with_curves=[node for node in nodes if node.state == "running" or node.name in curves],
-            total=sum(node.manifest.device_seconds for node in nodes if node.manifest and node.state != "reused"),
+            costs=self._reader.costs(run), money=money, totals=total,
         )  # fmt: skip
 
     def node(self, where: Where, query: Query) -> str:
@@ -176,6 +180,21 @@ class Pages:
             refused = str(error) if isinstance(error, StoreError) else "the form is not of this page: load it again"
             return self.model(where, {}, refused)
         return ""
+
+    def loops(self, where: Where, query: Query) -> str:
+        """The loops of the store."""
+        return self._rendered("loops.html", title="Loops", loops=loop_names(self._reader.repository.store))
+
+    def loop(self, where: Where, query: Query) -> str:
+        """A loop: its scores by round and against its start, verdicts with their reasons, and each round's cost."""
+        name = where["loop"]
+        loop = self._reader.loop(name) if is_model_name(name) else None
+        if loop is None:
+            raise NotFoundError(f"the store has no loop {name}")
+        return self._rendered(
+            "loop.html", title=loop.name, refresh=loop.rounds[0].ended_at is None, loop=loop,
+            charts=curve_charts(loop.curves), money=lambda cost: money(cost, loop.prices),
+        )  # fmt: skip
 
     def _run(self, where: Where) -> Run:
         run = self._reader.run(where["run"]) if where["run"].isprintable() and "/" not in where["run"] else None

@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from deployments.ui.loops import LoopView, read_loop
+from rlhf_core.artifacts.costs import Cost, total
 from rlhf_core.artifacts.leases import holder_of
 from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.logged_rollouts import (
@@ -25,9 +27,11 @@ from rlhf_core.artifacts.logged_rollouts import (
 )
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
+from rlhf_core.config.prices import PricesConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import IntegrityError
 from rlhf_core.pipeline.record import RunRecord, RunStart, read_record, read_start
+from rlhf_core.pipeline.run_costs import RunCosts, prices_of_run, run_costs
 from rlhf_core.report.content import Content, Curves, curves_of, gather
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
 
@@ -58,6 +62,15 @@ class Run:
         if self.record is None:
             return "unfinished"
         return "succeeded" if self.record.succeeded else "failed"
+
+    @property
+    def cost(self) -> Cost | None:
+        """What its own attempts took; None before it has ended."""
+        return None if self.record is None else total(self.record.costs(self.prices), "own")
+
+    @property
+    def prices(self) -> PricesConfig | None:
+        return prices_of_run(self.recipe)
 
     @property
     def seconds(self) -> float | None:
@@ -119,6 +132,14 @@ class StoreReader:
         done = [node for node in nodes if node.manifest is not None and node.manifest.kind != Kind.REPORT]
         inputs = dict(zip((node.name for node in done), self._pool.map(self._input, done), strict=True))
         return gather(inputs, samples=_SAMPLES) if inputs else None
+
+    def costs(self, run: Run) -> RunCosts:
+        """Return what the stages of a run took, also of one that has not ended."""
+        return run_costs(self.repository, run.run_id)
+
+    def loop(self, name: str) -> LoopView | None:
+        """Return a loop with its rounds; None if the store has none of this name."""
+        return read_loop(self.repository, name, self._cache, self._pool)
 
     def curves(self, node: NodeView) -> Curves:
         """Return the metrics of a stage that is done or still computed, by name."""

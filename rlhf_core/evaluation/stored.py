@@ -33,14 +33,24 @@ def differences(repository: ArtifactRepository, baseline: ArtifactRef, candidate
                 name = f"{after.name.partition('.')[0]}.{scorer}"
                 if name in seen:
                     continue
-                old, new = (_fetched(repository, each, Path(cache)) for each in (before, after))
-                try:
-                    comparison = judge(old, new, Criterion(name, scorer, "greedy", 0.0, strict=False))
-                except ValueError:  # of other prompts, or scored otherwise: there is no difference to show
-                    continue
-                seen.add(name)
-                yield comparison
+                criterion = Criterion(name, scorer, "greedy", 0.0, strict=False)
+                comparison = difference(repository, before, after, criterion, Path(cache))
+                if comparison is not None:
+                    seen.add(name)
+                    yield comparison
 
 
-def _fetched(repository: ArtifactRepository, evaluation: Manifest, cache: Path) -> Input:
-    return Input(evaluation, repository.fetch(evaluation.ref, cache, only=[SAMPLES_FILE]))
+def difference(
+    repository: ArtifactRepository, before: Manifest, after: Manifest, criterion: Criterion, cache: Path
+) -> Comparison | None:
+    """Return the difference of two evaluations; None if they have other prompts, or are scored otherwise.
+
+    cache: a folder for their files.
+    """
+    old, new = (
+        Input(each, repository.fetch(each.ref, cache, only=[SAMPLES_FILE])) for each in (before, after)
+    )  # fmt: skip
+    try:
+        return judge(old, new, criterion)
+    except ValueError:
+        return None

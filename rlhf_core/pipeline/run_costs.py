@@ -37,7 +37,7 @@ def run_costs(repository: ArtifactRepository, run_id: str, prices: PricesConfig 
     known = record or start
     if known is None:
         raise StoreError(f"{repository.store.url} knows no run {run_id}: the Prefect UI and `alignment run` show ids")
-    prices = prices or _prices(known.recipe) or prices_of(None)
+    prices = prices or prices_of_run(known.recipe)
     stages = record.costs(prices) if record is not None else []
     if record is None and start is not None:
         stages = costs_until_now(repository, start, prices)
@@ -55,6 +55,7 @@ def costs_until_now(repository: ArtifactRepository, start: RunStart, prices: Pri
     return costs
 
 
-def _prices(recipe: Mapping[str, Any]) -> PricesConfig | None:
+def prices_of_run(recipe: Mapping[str, Any]) -> PricesConfig | None:
+    """Return the prices of a run's recipe, else the environment's; None if neither has some."""
     prices = recipe.get("prices")
-    return None if prices is None else PricesConfig.model_validate_json(json.dumps(prices))
+    return prices_of(None) if prices is None else PricesConfig.model_validate_json(json.dumps(prices))

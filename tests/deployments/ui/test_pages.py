@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -17,6 +17,7 @@ from deployments.ui.pages import Pages, tokens_of
 from deployments.ui.reading import StoreReader
 from deployments.ui.server import application
 from rlhf_core.artifacts.aliases import Alias, read_alias
+from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.local_store import LocalStore
@@ -24,7 +25,8 @@ from rlhf_core.artifacts.logged_rollouts import LoggedGroup, LoggedSequence, Log
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
-from rlhf_core.pipeline.record import RunStart, write_start
+from rlhf_core.artifacts.rounds import Rounds
+from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
 from rlhf_core.system.network import listening
 from tests.deployments.ui.served import served
 
@@ -132,6 +134,66 @@ def test_a_running_stage_shows_its_metrics_and_rollouts_so_far(browser: httpx.Cl
         assert 'http-equiv="refresh"' in node
         assert "steps/2" in node
     assert "refresh" not in browser.get("/runs/live/rl/steps/2").text  # nothing that somebody reads goes away
+
+
+def test_a_loop_shows_each_round_against_the_accepted_and_against_the_start(
+    browser: httpx.Client, store: LocalStore
+) -> None:
+    assert '<a href="/loops/nightly">nightly</a>' in browser.get("/loops").text
+    page = browser.get("/loops/nightly").text
+    scores = [
+        node.metrics["exact"]
+        for seed in (0, 1)
+        for run in StoreReader(ArtifactRepository(store), Path("unused")).runs()
+        if run.name == "sums" and run.recipe["seed"] == seed and run.record is not None
+        for node in run.record.nodes
+        if node.name in ("evaluation.rl", *(["evaluation.base"] if seed == 0 else []))
+    ]
+    start, first, second = (float(str(score)) for score in scores)
+    assert f"Round 2 was accepted: exact {second:.3f}, before {first:.3f}" in page
+    gains = re.findall(r"<span[^>]*>([+-]\d\.\d{3})</span>", page)
+    assert gains == [f"{gain:+.3f}" for gain in (second - first, second - start, first - start, first - start)]
+    assert (
+        "2 rounds took 0.15 device hours" in page
+    )  # a minute for each of five stages, and of four that the second computed
+    charts = json.loads(re.search(r'data-charts="([^"]*)"', page)[1].replace("&#34;", '"'))["charts"]  # type: ignore[index]
+    assert [(chart["title"], chart["lines"][-1]["x"]) for chart in charts] == [
+        ("score", [1, 2]), ("against the start", [1, 2])
+    ]  # fmt: skip
+    assert browser.get("/loops/none").status_code == 404
+    assert browser.get("/loops/..%2f..").status_code == 404
+
+
+def test_a_round_that_has_not_ended_leads_its_loop(registry: tuple[httpx.Client, LocalStore]) -> None:
+    browser, store = registry
+    rounds = Rounds(store, "nightly")
+    rounds.start(rounds.current("a run"))
+    page = browser.get("/loops/nightly").text
+    assert "Round 4 is unfinished: the next run of the loop finishes it" in page
+    assert 'http-equiv="refresh"' in page
+
+
+def test_runs_have_costs_at_the_prices_of_the_environment(
+    registry: tuple[httpx.Client, LocalStore], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    browser, store = registry
+    (tmp_path / "prices.yaml").write_text("{currency: EUR, core: 6.0}", encoding="utf-8")
+    monkeypatch.setenv("ALIGNMENT_PRICES", str(tmp_path / "prices.yaml"))
+    at = datetime(2026, 11, 1, tzinfo=UTC)
+    attempt = Attempt(
+        id="a", run_id="priced", host="h", device="cpu", gpus=0, cores=2, started_at=at,
+        seen_at=at + timedelta(minutes=30), outcome="stuck", reason=HOSTILE,
+    )  # fmt: skip
+    node = NodeRecord(name="rl", ref=RL, outcome="failed", attempts=(attempt,))
+    record = RunRecord(
+        run_id="priced", recipe={"name": "priced"}, overrides=(), started_at=at, finished_at=at, nodes=(node,)
+    )  # fmt: skip
+    write_record(store, record)
+    assert '<td class="number">6.00 EUR</td>' in browser.get("/", params={"q": "priced"}).text
+    page = browser.get("/runs/priced").text
+    assert "It took 1 device hours, <b>6.00 EUR</b>." in page
+    assert '<td class="failed">stuck</td>' in page
+    assert HOSTILE not in page
 
 
 @pytest.fixture

@@ -1,0 +1,144 @@
+"""A loop as its page shows it: the verdict, the scores and the cost of each round, and how far it has come from its
+start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from rlhf_core.artifacts.attempt import Attempt
+from rlhf_core.artifacts.attempts import attempts_at
+from rlhf_core.artifacts.costs import Cost, cost_of
+from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.rounds import RoundEnd, Rounds
+from rlhf_core.artifacts.store import Store
+from rlhf_core.config.prices import PricesConfig
+from rlhf_core.config.stages.loop import RoundConfig
+from rlhf_core.config.texts import is_model_name
+from rlhf_core.evaluation.stored import difference
+from rlhf_core.evaluation.verdict import Comparison, Criterion
+from rlhf_core.pipeline.record import read_start
+from rlhf_core.pipeline.run_costs import prices_of_run
+from rlhf_core.report.content import Curves
+
+
+@dataclass(frozen=True, slots=True)
+class RoundView:
+    number: int
+    verdict: str  # running or unfinished too
+    reason: str
+    run_id: str
+    started_at: datetime | None
+    ended_at: datetime | None
+    candidate: ArtifactRef | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)  # of the model accepted before it, and its candidate
+    against_accepted: Comparison | None = None
+    against_start: Comparison | None = None
+    cost: Cost = field(default_factory=Cost)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopView:
+    name: str
+    rounds: Sequence[RoundView]  # the newest first
+    prices: PricesConfig | None  # of its newest run
+
+    @property
+    def cost(self) -> Cost:
+        return sum((each.cost for each in self.rounds), Cost())
+
+    @property
+    def curves(self) -> dict[str, Curves]:
+        """Scores by round, in the form of charts."""
+        scores: Curves = {}
+        for each in reversed(self.rounds):
+            for name, score in each.scores.items():
+                scores.setdefault(name, []).append((each.number - 1, score))
+        gained: Curves = {}
+        for each in reversed(self.rounds):
+            if each.against_start is not None:
+                gained.setdefault("candidate", []).append((each.number - 1, each.against_start.value))
+        return {"score": scores, "against the start": gained} if gained else {}
+
+
+def loop_names(store: Store) -> list[str]:
+    names = {path.split("/")[1] for path in store.list("loops/") if path.count("/") == 3}
+    return sorted(name for name in names if is_model_name(name))
+
+
+def read_loop(repository: ArtifactRepository, name: str, cache: Path, pool: Executor) -> LoopView | None:
+    """Return a loop with its rounds; None if the store has none. cache: a folder for files of artifacts."""
+    rounds = Rounds(repository.store, name)
+    ends = rounds.ends()
+    unfinished = rounds.unfinished()
+    if not ends and unfinished is None:
+        return None
+    first = next((record for end in ends if (record := _record(repository, end)) is not None), None)
+    start = None if first is None else repository.stored_manifest(first.parents["accepted_evaluation"])
+    newest = read_start(repository.store, (unfinished or ends[-1]).run_id)
+    prices = prices_of_run({} if newest is None else newest.recipe)
+    views = list(pool.map(lambda end: _round(repository, rounds, end, start, prices, cache), ends))
+    if unfinished is not None:
+        holder = rounds.holder()
+        verdict, reason = ("running", holder) if holder else ("unfinished", "the next run of the loop finishes it")
+        views.append(
+            RoundView(unfinished.number, verdict, reason, unfinished.run_id, unfinished.started_at, ended_at=None)
+        )
+    return LoopView(name, views[::-1], prices)
+
+
+def _round(
+    repository: ArtifactRepository, rounds: Rounds, end: RoundEnd, start: Manifest | None, prices: PricesConfig | None,
+    cache: Path,
+) -> RoundView:  # fmt: skip
+    began = rounds.start_of(end.number)
+    view = RoundView(
+        end.number, end.verdict, end.reason, end.run_id, None if began is None else began.started_at, end.ended_at,
+        end.candidate,
+    )  # fmt: skip
+    record = _record(repository, end)
+    if record is None:
+        return view
+    gate, parents = RoundConfig.model_validate(record.config).gate, record.parents
+    accepted, candidate = (
+        repository.stored_manifest(parents[role]) for role in ("accepted_evaluation", "candidate_evaluation")
+    )
+    criterion = Criterion("difference", gate.scorer, gate.completions, -gate.margin, strict=False)
+
+    def against(evaluation: Manifest | None) -> Comparison | None:
+        if evaluation is None or candidate is None:
+            return None
+        return difference(repository, evaluation, candidate, criterion, cache)
+
+    against_accepted, scores = against(accepted), {}
+    for name, evaluation in {"accepted before": accepted, "candidate": candidate}.items():
+        score = evaluation and against_accepted and evaluation.metrics.get(against_accepted.scorer)
+        if isinstance(score, int | float):
+            scores[name] = float(score)
+    attempts = () if view.started_at is None else _attempts(repository, record, view.started_at)
+    return replace(
+        view, scores=scores, against_accepted=against_accepted, against_start=against(start),
+        cost=cost_of(attempts, prices),
+    )  # fmt: skip
+
+
+def _record(repository: ArtifactRepository, end: RoundEnd) -> Manifest | None:
+    return None if end.record is None else repository.stored_manifest(end.record)
+
+
+def _attempts(repository: ArtifactRepository, record: Manifest, began: datetime) -> Iterator[Attempt]:
+    """Yield the attempts since `began` at what the record was made of."""
+    seen: set[ArtifactRef] = set()
+    pending = [record.ref]
+    while pending:
+        ref = pending.pop()
+        manifest = None if ref in seen else repository.stored_manifest(ref)
+        seen.add(ref)
+        if manifest is not None and manifest.finished_at >= began:
+            yield from (each for each in attempts_at(repository.store, ref, manifest) if each.started_at >= began)
+            pending += manifest.parents.values()
