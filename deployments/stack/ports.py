@@ -26,7 +26,15 @@ _PROTECTION: Mapping[str, str] = {
     "prefect": "password (the pages of its UI and /api/health are open)",
 }
 # Processes of which Ray opens every port; those of a job open ports of their own beside Ray's.
-_RAY = ("gcs_server", "raylet", "dashboard.py", "ray-dashboard-", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+_RAY = (
+    "gcs_server",
+    "raylet",
+    "monitor.py",
+    "dashboard.py",
+    "ray-dashboard-",
+    "ray::DashboardAgent",
+    "ray::RuntimeEnvAgent",
+)
 
 
 @dataclass(frozen=True, slots=True)

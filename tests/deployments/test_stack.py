@@ -169,7 +169,7 @@ def test_no_port_gives_anything_to_who_has_no_credentials(stack: Path) -> None:
             expected = {f"GET {path}" for path in anonymous.PATHS}
         assert answered == expected, port
     shown = command("status").stdout
-    assert [number for number in ports if f":{number} " not in shown] == []
+    assert [number for number in ports if f":{number}\t" not in shown] == []
 
 
 def test_ray_refuses_a_job_without_the_token(stack: Path) -> None:

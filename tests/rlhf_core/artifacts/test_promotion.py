@@ -218,7 +218,7 @@ def test_of_promoters_that_have_seen_the_same_champion_one_wins(store_url: str, 
     race_for_the_champion(store_url, tmp_path, promoters=4, rounds=2)
 
 
-@pytest.mark.endurance("chaos")
+@pytest.mark.endurance("mutations")
 @pytest.mark.slow("twelve promoters, a hundred times")
 @pytest.mark.timeout(3600)
 def test_of_twelve_promoters_one_wins_a_hundred_times(store_url: str, tmp_path: Path) -> None:
