@@ -79,7 +79,8 @@ def jobs(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> RayJobs:
 def test_lines_and_progress_arrive_in_order_and_once(jobs: RayJobs) -> None:
     progress = '{"step": 1, "total": 4, "phase": "rollout", "metrics": {"reward": 0.5}, "seconds_left": 90}'
     lines = f"'@progress {progress}', '@progress not json', 'bar 10%\\rbar 20%', 'the end'"
-    code = f"import os; {RECEIVE}; print(os.environ['GREETING'], {lines}, sep='\\n', end='')"
+    # Ray's supervisor writes its first line beside a job that is as short as this one.
+    code = f"import os, time; {RECEIVE}; time.sleep(1); print(os.environ['GREETING'], {lines}, sep='\\n', end='')"
     watcher = Watcher()
     job_id, attached = jobs.submit_or_attach(python(code, "a0"))
     assert (job_id, attached) == (f"sft-a000000000000000-{PLACE}-a1", False)
