@@ -181,7 +181,7 @@ def test_a_job_that_was_stopped_on_an_earlier_cluster_is_submitted_again(jobs: R
     assert cancelled.leave_and_stop(before)
     runs = {name: (Watcher(), Follower(store, request.id_prefix, name)) for name in ("one", "two")}
     with ThreadPoolExecutor() as threads:
-        computed = [threads.submit(_compute, request, jobs, *run) for run in runs.values()]
+        computed = [threads.submit(_compute, request, jobs, *run, lambda: False) for run in runs.values()]
         assert [one.result() for one in computed] == [None, None]
     assert {job for watcher, _ in runs.values() for job, _ in watcher.jobs} == {f"{request.id_prefix}2"}
     assert [watcher.lines for watcher, _ in runs.values()] == [["again"], ["again"]]
