@@ -41,6 +41,10 @@ class StageError(AlignmentError):
     """A stage failed; it has published no artifact."""
 
 
+class ActorDiedError(StageError):
+    """The process of a rank or an engine died, on a node that lives."""
+
+
 class StoppedError(StageError):
     """A stage was stopped between two steps; it resumes from its newest checkpoint."""
 

@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rlhf_core.actors import forwarding
 from rlhf_core.config.plugins import require
-from rlhf_core.errors import AlignmentError, StageError, reason_of
+from rlhf_core.errors import ActorDiedError, AlignmentError, StageError, reason_of
 from rlhf_core.processes.lines import how_it_ended
 from rlhf_core.system.metering import METER, ProcessUse, gpu_joules, peak_device_bytes, peak_host_bytes, reset_peak
 from rlhf_core.system.scratch import remove_all
@@ -81,6 +81,12 @@ def leave(actors: Mapping[str, Any]) -> None:
             METER.ended(leaving[call], ray.get(call))
 
 
+def failing(calls: Mapping[Any, str], seconds: float = CALL_SECONDS) -> list[str]:
+    """Return the names of the actors whose calls failed, or have not returned within `seconds`."""
+    ready, late = ray.wait(list(calls), num_returns=len(calls), timeout=seconds)
+    return [calls[call] for call in late] + [calls[call] for call in ready if _failure(call) is not None]
+
+
 def own_gpus() -> list[str]:
     """Return the GPUs that Ray has given this actor, as in CUDA_VISIBLE_DEVICES."""
     given: list[str] = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
@@ -118,7 +124,9 @@ def _explain(what: str, calls: Mapping[Any, str]) -> AlignmentError:
     elif cause is not None:
         explained = StageError(f"{actor} failed in {what}: {type(cause).__name__}: {reason_of(cause)}")
     else:
-        explained = StageError(f"{actor} died in {what}: {_cause_of_death(' '.join(str(error).split()))}")
+        message = " ".join(str(error).split())
+        died = StageError if _lost_its_node(message) else ActorDiedError
+        explained = died(f"{actor} died in {what}: {_cause_of_death(message)}")
     explained.__cause__ = error
     return explained
 
@@ -127,13 +135,17 @@ def _cause_of_death(message: str) -> str:
     """Return the likely cause, then Ray's message, which lists possible causes and does not know the signal."""
     if "low on memory" in message:
         cause = f"Ray ended it because its node ran low on memory: {_LESS_MEMORY}"
-    elif "node has died" in message or "node died" in message:
+    elif _lost_its_node(message):
         cause = "its node was lost"
     elif status := re.search(r"exit code (-?\d+)|exit_code=(\d+)", message):
         cause = f"its process {how_it_ended(int(status[1] or status[2]))}: see its log in the Ray dashboard"
     else:
         cause = f"its process was killed, usually because memory ran out: {_LESS_MEMORY}"
     return f"{cause}. Ray says: {message}"
+
+
+def _lost_its_node(message: str) -> bool:
+    return "node has died" in message or "node died" in message
 
 
 def _causal_order(error: RayError) -> int:

@@ -13,7 +13,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.actors import forwarding
-from rlhf_core.actors.calls import ASIDE, Actor, leave, wait
+from rlhf_core.actors.calls import ASIDE, Actor, failing, leave, wait
 from rlhf_core.actors.placement import reserve, runtime_environment
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.engines.rollout import RolloutEngineConfig
@@ -87,17 +87,23 @@ class EngineGroup:
         self._stack = ExitStack()
         self._actors: dict[str, Any] = {}
         self._starts: dict[Any, str] = {}  # reference -> name
+        self._model, self._context, self._settings, self._gpus = model, context, settings, gpus
+        self._first_bundle = first_bundle
         with ExitStack() as started:
             started.callback(self.shutdown)
-            group = placement_group or self._stack.enter_context(reserve(engine_bundles(settings.config)))
+            self._group = placement_group or self._stack.enter_context(reserve(engine_bundles(settings.config)))
             for index in range(settings.config.engines):
-                name = f"engine {index}"
-                num_gpus = settings.config.gpus_per_engine if gpus is None else 0
-                actor = self._actors[name] = _create(settings.config, num_gpus, group, first_bundle + index)
-                self._stack.callback(ray.kill, actor)
-                self._starts[actor.inherit.remote(name, forwarding.received(), required())] = name
-                self._starts[actor.start.remote(model, context, settings, gpus[index] if gpus else [])] = name
+                self._start_engine(index)
             started.pop_all()
+
+    def _start_engine(self, index: int) -> None:
+        name, config = f"engine {index}", self._settings.config
+        num_gpus = config.gpus_per_engine if self._gpus is None else 0
+        actor = self._actors[name] = _create(config, num_gpus, self._group, self._first_bundle + index)
+        self._stack.callback(ray.kill, actor)
+        gpus = self._gpus[index] if self._gpus else []
+        self._starts[actor.inherit.remote(name, forwarding.received(), required())] = name
+        self._starts[actor.start.remote(self._model, self._context, self._settings, gpus)] = name
 
     def __enter__(self) -> Self:
         return self
@@ -156,6 +162,16 @@ class EngineGroup:
             files = ray.put(weights.files())
             wait("load", {actor.load_files.remote(files, manifest): name for name, actor in elsewhere.items()})
 
+    def replace_dead(self) -> list[str]:
+        abandoned = {self._start(name, RolloutEngine.abandon): name for name in self._actors}
+        dead = failing(abandoned)
+        for index, name in enumerate(list(self._actors)):
+            if name in dead:
+                ray.kill(self._actors[name])  # one that lives, but fails
+                self._start_engine(index)
+        self.wait_ready()
+        return dead
+
     def _prepare(self, method: Callable[..., Any]) -> None:
         self.before(method)
         self.wait_ready()
@@ -185,7 +201,7 @@ def _create(config: RolloutEngineConfig, num_gpus: float, group: PlacementGroup,
     return engine.options(
         num_cpus=config.cpus_per_engine,
         num_gpus=num_gpus,
-        max_restarts=0,  # a restarted engine would serve the weights of version 0
+        max_restarts=0,  # by Ray, which would serve the weights of version 0: see `replace_dead`
         runtime_env=runtime_environment(environment),
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
     ).remote()  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 import torch
 
 from rlhf_core.config.rl.stage import RLConfig
-from rlhf_core.errors import WeightSyncError
+from rlhf_core.errors import ActorDiedError, WeightSyncError
 from rlhf_core.packing import pack
 from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.ranks import PolicyTrainer
@@ -36,7 +36,7 @@ class Publisher:
         self._trainer = trainer
         self._engines = engines
         self._turns = turns
-        self._max_lag = config.max_lag
+        self._max_lag, self._hybrid = config.max_lag, config.hybrid
         self._sequences = [prompt.token_ids[-_PROBE_TOKENS:] for prompt in probe]
         self._batch = pack(self._sequences, [[True] * len(sequence) for sequence in self._sequences])
         self._tolerance = config.probe_tolerance or default_tolerance(config.engine.dtype)
@@ -57,15 +57,38 @@ class Publisher:
             self._prove(expected)
         self._turns.sample()
 
+    def replace_dead(self) -> list[str]:
+        """Start anew the engines that have died, publish the same version again, and verify that all engines serve it.
+
+        Returns the names of the new ones; empty if none has died, or none can be started anew.
+        """
+        assert self._proven is not None
+        version, names = self._proven.version, self._engines.replace_dead()
+        if names and version:
+            self._turns.train()
+            self._prove(self._hand_over(version, self._source))
+            self._turns.sample()
+        elif names:  # version 0 is what an engine starts with
+            self.start(0)
+        return names
+
     def publish(self, source: WeightSource = "live") -> dict[str, float]:
         """Publish the weights, verify that the engines serve them, and return metrics.
 
+        An engine that dies meanwhile is started anew, unless it shares a device with a rank.
         Metrics: mean and largest difference on the probe, and the number of tensors that only the probe covers, if any.
         Raises WeightSyncError, naming the tensors, if an engine does not serve them.
         """
         assert self._proven is not None
         self._turns.train()
-        proof = self._prove(self._hand_over(self._proven.version + 1, source))
+        version = self._proven.version + 1
+        try:
+            proof = self._prove(self._hand_over(version, source))
+        except ActorDiedError as error:
+            if self._hybrid or not (names := self._engines.replace_dead()):
+                raise
+            print(f"{error}; {', '.join(names)} started again, version {version} is published anew", flush=True)
+            proof = self._prove(self._hand_over(version, source))
         self._source = source
         self._turns.sample()
         not_read_back = {"tensors_not_read_back": float(len(proof.not_read_back))} if proof.not_read_back else {}

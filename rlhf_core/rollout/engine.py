@@ -106,6 +106,10 @@ class RolloutEngine(Protocol):
         """
         return dict(zip(requests, self.generate(list(requests.values())), strict=True))
 
+    def abandon(self) -> None:
+        """Cancel all requests that `advance` has begun, and forget."""
+        return self.forget()
+
     def forget(self) -> None:
         """Drop the prefix cache; on CPU, free its memory too."""
         return None

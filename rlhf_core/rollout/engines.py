@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from rlhf_core.contract import Before
+from rlhf_core.errors import ActorDiedError, StageError
 from rlhf_core.rollout.engine import RolloutEngine
 from rlhf_core.rollout.publication import Publication
 from rlhf_core.rollout.transport.base import TransportError, WeightManifest
@@ -40,6 +41,13 @@ class Engines(Protocol):
     ) -> list[R]:  # fmt: skip
         """Divide `items` among the engines; returns the results of `engine.method(part, *args)` in item order."""
 
+    def replace_dead(self) -> list[str]:
+        """Start anew the engines that have died, and let the others abandon what they have begun.
+
+        Returns the names of the new ones, which serve version 0: all engines need a publish. Empty if none has died, or
+        none can be started anew. Raises StageError if one does not start.
+        """
+
     def publish(self, weights: Publication) -> None:
         """Load `weights` into every engine, to be checked by proof.verify_weights.
 
@@ -71,6 +79,9 @@ class OneEngine(ABC):
     ) -> list[R]:  # fmt: skip
         return self.call_on(0, method, items, *args, **kwargs)
 
+    def replace_dead(self) -> list[str]:
+        return []
+
     def publish(self, weights: Publication) -> None:
         self.call(RolloutEngine.load_weights, weights.transport, weights.manifest)
 
@@ -93,6 +104,8 @@ def hand_over(engines: Engines, weights: Publication) -> WeightManifest:
     finish_sending = weights.start()
     try:
         engines.publish(weights)
+    except ActorDiedError as error:  # the ranks are still sending: no publish can follow
+        raise StageError(str(error)) from error
     except TransportError as error:  # the cause may be an earlier error of the ranks
         try:
             finish_sending()

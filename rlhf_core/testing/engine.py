@@ -100,6 +100,14 @@ class RolloutEngineContract:
         assert engine.advance({}, abandoned=left).keys().isdisjoint(left)
         assert engine.generate(requests) == expected
 
+    def test_what_it_abandons_is_not_returned_either(self, engine: RolloutEngine) -> None:
+        requests = self.sampled()
+        expected = engine.generate(requests)
+        engine.advance(dict(enumerate(requests)))
+        engine.abandon()
+        assert engine.advance({}) == {}
+        assert engine.generate(requests) == expected
+
     def test_what_is_kept_of_prompts_changes_no_later_call(self, engine: RolloutEngine) -> None:
         before = engine.generate(self.greedy())
         kept = engine.generate(self.greedy(), keep_prefixes=True)

@@ -80,4 +80,9 @@ KILLS: Mapping[str, Kill] = {
     "warm": _service_with_its_jobs("warm"),
     "head": _service_with_its_jobs("ray"),
 }
-KILL_ENGINE = _process_of_the_job(ENGINE)
+
+
+def kill_engine(run: Run, node: str, step: int) -> None:
+    """The job starts it again, and goes on."""
+    kill(processes(run.place, ENGINE))
+    run.let_go()

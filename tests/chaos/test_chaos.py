@@ -17,7 +17,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from tests.chaos.killed_run import require_undisturbed_end
-from tests.chaos.kills import KILL_ENGINE, KILLS
+from tests.chaos.kills import KILLS, kill_engine
 from tests.chaos.loop_scenario import loop_on_a_schedule
 from tests.chaos.scenario import RANK, ROOT, Place, jobs, kill, leftovers, processes, service, until
 
@@ -31,7 +31,7 @@ pytestmark = [
 
 
 def test_a_run_whose_parts_are_killed_ends_as_if_they_had_not_been(place: Place, client: SyncPrefectClient) -> None:
-    require_undisturbed_end(place, client, KILLS, KILL_ENGINE)
+    require_undisturbed_end(place, client, KILLS, kill_engine)
 
 
 def test_ctrl_c_stops_the_jobs_of_a_run_whose_worker_and_flow_have_died(

@@ -194,6 +194,10 @@ class VllmEngine(RolloutEngine):
             outputs |= {output.request_id: output for output in self._step() if output.finished}
         return [outputs[f"call {index}"] for index in range(len(prompts))]
 
+    def abandon(self) -> None:
+        self.advance({}, abandoned=[*map(int, self._begun), *self._complete])
+        self.forget()
+
     def forget(self) -> None:
         """Drop the prefix and image caches; unfinished requests of `advance` are computed again."""
         if not self._llm.reset_prefix_cache(reset_running_requests=True):

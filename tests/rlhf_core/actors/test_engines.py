@@ -12,7 +12,7 @@ from ray.cloudpickle import register_pickle_by_value
 from rlhf_core.actors.engines import EngineGroup, engine_bundles
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.engines.rollout import VllmEngineConfig
-from rlhf_core.errors import StageError, WeightSyncError
+from rlhf_core.errors import ActorDiedError, StageError, WeightSyncError
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters
 from rlhf_core.rollout.proof import Expected, verify_weights
 from rlhf_core.rollout.publication import publication_of
@@ -92,9 +92,24 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
         processes = _engine_processes()
         temporary = [_temporary_folder(process) for process in processes]
         assert [len([*folder.iterdir()]) for folder in temporary] == [1, 1]  # what vLLM leaves
+        disturb(model, seed=4)
+        digests = publish(engines, model.state_dict(), 3)
+        before = engines.share(RolloutEngine.generate, SAMPLED)
+        assert engines.replace_dead() == []
         processes[0].kill()
-        with pytest.raises(StageError, match=r"engine [01] died in generate"):
+        with pytest.raises(ActorDiedError, match=r"engine [01] died in generate"):
             engines.share(RolloutEngine.generate, SAMPLED)
+        (name,) = engines.replace_dead()
+        assert name in ("engine 0", "engine 1")
+        probed = engines.call(RolloutEngine.probe, PROBE)
+        assert sorted(answer.version for answer in probed) == [0, 3]
+        digests = publish(engines, model.state_dict(), 3)
+        expected = Expected(3, expected_logprobs(model, PROBE), digests)
+        assert verify_weights(engines.call(RolloutEngine.probe, PROBE), expected, 1e-4).difference < 1e-4
+        assert engines.share(RolloutEngine.generate, SAMPLED) == before
+        engines.call_on(0, RolloutEngine.advance, {7: SAMPLED[0]})  # begun, and not whole
+        assert engines.replace_dead() == []
+        assert engines.share(RolloutEngine.generate, SAMPLED) == before
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert len(processes) == 2
     assert not alive

@@ -69,11 +69,36 @@ def killed_and_whole(
     return Compared(*ended, held, step, (folder / "killed" / "log").read_text())
 
 
-def _stop_when_held(process: BaseProcess, folder: Path, checkpoints: Checkpoints) -> int | None:
-    """Signal the job and its children when it holds; it may end its step. Return the step of the newest checkpoint."""
+def engine_killed_and_whole(
+    config: RLConfig, inputs: Mapping[str, Input], folder: Path, ray_address: str
+) -> tuple[Result, Result, str]:
+    """Two jobs, an engine of one of which is killed in the middle of a step; results, and the log of that one."""
+    environment = {"RAY_ADDRESS": ray_address, "ALIGNMENT_CACHE": str(folder / "cache")}
+    whole, killed = (ArtifactRepository(open_store(str(folder / name / "store"))) for name in ("whole", "killed"))
+    spec = specified(whole, inputs, folder / "whole", config)
+    assert specified(killed, inputs, folder / "killed", config) == spec
+    finish(start(_job, whole.store.url, spec, folder / "whole", environment))
+    (folder / "killed" / "now").touch()
+    job = start(_job, killed.store.url, spec, folder / "killed", environment | {"HOLD": str(folder / "killed")})
+    _wait_until_held(job, folder / "killed")
+    engines = [each for each in psutil.process_iter(["name"]) if (each.info["name"] or "").startswith("ray::EngineAct")]
+    assert engines
+    engines[0].kill()
+    (folder / "killed" / "now").unlink()
+    finish(job)
+    ended = [results(run, run.manifest(spec.ref), folder / "cache") for run in (whole, killed)]
+    return ended[0], ended[1], (folder / "killed" / "log").read_text()
+
+
+def _wait_until_held(process: BaseProcess, folder: Path) -> None:
     while not (folder / "held").exists():
         assert process.is_alive(), (folder / "log").read_text()
         time.sleep(0.01)
+
+
+def _stop_when_held(process: BaseProcess, folder: Path, checkpoints: Checkpoints) -> int | None:
+    """Signal the job and its children when it holds; it may end its step. Return the step of the newest checkpoint."""
+    _wait_until_held(process, folder)
     step, signalled = checkpoints.newest_step(), psutil.Process(process.pid)
     children = signalled.children(recursive=True)
     for each in (signalled, *children):

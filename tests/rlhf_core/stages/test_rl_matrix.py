@@ -5,13 +5,14 @@ Eight of the twenty-five combinations that `make rl-matrix` runs: between them e
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import ray
 
 from tests.rl_matrix import COMBINATIONS
-from tests.rlhf_core.stages.killed_jobs import killed_and_whole
+from tests.rlhf_core.stages.killed_jobs import engine_killed_and_whole, killed_and_whole
 from tests.rlhf_core.stages.rl_jobs import job_inputs
 
 pytestmark = [
@@ -41,6 +42,25 @@ def test_a_killed_job_ends_as_if_it_had_not_been(ray_cluster: None, tmp_path: Pa
     assert f'"phase": "resumes after step {found.resumed_after}"' in found.log
     assert found.killed == found.whole
     assert [line["step"] for line in found.whole[1]] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("grpo-full-zero2-hybrid", "died in generate: .*; engine [01] started again, step 1 samples anew"),
+        ("ppo-lora-zero2-own", "died in load: .*; engine [01] started again, version 1 is published anew"),
+    ],
+    ids=["while it samples", "while it is published to"],
+)
+def test_an_engine_that_is_killed_is_started_again_and_the_job_goes_on(
+    ray_cluster: None, tmp_path: Path, name: str, said: str
+) -> None:
+    address = ray.get_runtime_context().gcs_address
+    config = COMBINATIONS[name]
+    whole, killed, log = engine_killed_and_whole(config, job_inputs(tmp_path / "inputs", config), tmp_path, address)
+    assert re.search(said, log)
+    assert "resumes after" not in log
+    assert killed == whole
 
 
 def test_a_stopped_job_ends_its_step_with_the_user_s_rewards(ray_cluster: None, tmp_path: Path) -> None:
