@@ -168,6 +168,7 @@ VARIABLES: Mapping[str, Variable] = {
     "ALIGNMENT_WORKDIR": Variable(_folder),
     # Set by the system itself, for its own processes.
     "ALIGNMENT_FORWARDED": Variable(lambda text: ""),
+    "ALIGNMENT_STACKS_OF": Variable(lambda text: ""),
     "ALIGNMENT_STACK_SERVICE": Variable(lambda text: ""),
     "ALIGNMENT_TRY_TERMINAL": Variable(lambda text: ""),
 }

@@ -40,7 +40,8 @@ WRONG = {
     "ALIGNMENT_WEBHOOK": "two words",
     "ALIGNMENT_WORKDIR": "work",
 }  # fmt: skip
-OWN = {"ALIGNMENT_FORWARDED", "ALIGNMENT_STACK_SERVICE", "ALIGNMENT_TRY_TERMINAL"}  # set by the system itself
+# Set by the system itself.
+OWN = {"ALIGNMENT_FORWARDED", "ALIGNMENT_STACKS_OF", "ALIGNMENT_STACK_SERVICE", "ALIGNMENT_TRY_TERMINAL"}
 
 
 def test_every_variable_that_the_code_reads_is_declared() -> None:
