@@ -137,6 +137,8 @@ def _cause_of_death(message: str) -> str:
         cause = f"Ray ended it because its node ran low on memory: {_LESS_MEMORY}"
     elif _lost_its_node(message):
         cause = "its node was lost"
+    elif "unavailable" in message:
+        cause = "Ray does not reach its process, which may be alive: its node is too busy, or the network failed"
     elif status := re.search(r"exit code (-?\d+)|exit_code=(\d+)", message):
         cause = f"its process {how_it_ended(int(status[1] or status[2]))}: see its log in the Ray dashboard"
     else:

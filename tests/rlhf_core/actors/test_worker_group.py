@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from ray.cloudpickle import register_pickle_by_value
 
+from rlhf_core.actors.calls import _cause_of_death
 from rlhf_core.actors.placement import reserve
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.engines.placement import Placement
@@ -164,3 +165,22 @@ def test_a_worker_that_cannot_be_built_gives_everything_back() -> None:
         RayWorkerGroup(Placement(workers=2, cpus_per_worker=1.5), Worker, 0, 1)
     with reserve([{"CPU": 3.0}]):
         pass
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        ("Task was killed due to the node running low on memory.", "Ray ended it because its node ran low on memory"),
+        ("The actor died because its node has died.", "its node was lost"),
+        (
+            "The actor f2 is unavailable: RpcError: RPC error: keepalive watchdog timeout",
+            "Ray does not reach its process",
+        ),
+        ("The worker died with exit code -9", "its process was killed (signal 9)"),
+        ("The actor died unexpectedly before finishing this task.", "its process was killed, usually because memory"),
+    ],
+)
+def test_what_ray_says_of_a_death_follows_the_likely_cause(message: str, cause: str) -> None:
+    described = _cause_of_death(message)
+    assert described.startswith(cause)
+    assert described.endswith(f". Ray says: {message}")
