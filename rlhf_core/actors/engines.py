@@ -164,7 +164,7 @@ class EngineGroup:
 
     def replace_dead(self) -> list[str]:
         abandoned = {self._start(name, RolloutEngine.abandon): name for name in self._actors}
-        dead = failing(abandoned)
+        dead = failing(abandoned, START_SECONDS)  # a call of before may still run
         for index, name in enumerate(list(self._actors)):
             if name in dead:
                 ray.kill(self._actors[name])  # one that lives, but fails

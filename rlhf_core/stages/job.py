@@ -62,7 +62,12 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _end_stuck(reason: str) -> None:
-    """Stop this process, in the thread of its watchdog, or exit if the main thread does not respond."""
+    """Stop this process, in the thread of its watchdog, or exit if the main thread does not respond.
+
+    A no-op if it is being stopped already: a cancelled job is not to be started again.
+    """
+    if STOPS.requested is not None:
+        return
     STOPS.between_steps = False
     STOPS.request(Stop(reason, StuckError), seconds=0)
     time.sleep(_RESPONSE_SECONDS)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlhf_core.errors import PreemptedError
-from rlhf_core.stages.job import _stop
+from rlhf_core.stages.job import _end_stuck, _stop
 from rlhf_core.system.stopping import STOPS, Stop
 
 
@@ -46,3 +46,9 @@ def test_a_signal_waits_for_the_end_of_a_step_a_second_one_and_one_outside_of_a_
     assert STOPS.requested == Stop("the job was stopped")
     with pytest.raises(KeyboardInterrupt):
         _stop(signal.SIGTERM, None)
+
+
+def test_a_job_that_is_being_stopped_does_not_end_as_stuck() -> None:
+    STOPS.request(Stop("the job was stopped"), seconds=60)
+    _end_stuck("`update` has hung")
+    assert STOPS.requested == Stop("the job was stopped")
