@@ -48,7 +48,7 @@ def test_a_signal_waits_for_the_end_of_a_step_a_second_one_and_one_outside_of_a_
         _stop(signal.SIGTERM, None)
 
 
-def test_a_job_that_is_being_stopped_does_not_end_as_stuck() -> None:
+def test_a_job_that_is_being_stopped_does_not_end_as_stuck(signalled: threading.Event) -> None:
     STOPS.request(Stop("the job was stopped"), seconds=60)
     _end_stuck("`update` has hung")
     assert STOPS.requested == Stop("the job was stopped")
