@@ -82,6 +82,14 @@ class LocalStore(Store):
                 raise StoreError(f"the store {self.url} fails at `{path}`: {error.strerror or error}") from error
             raise not_written(local_path, error) from error
 
+    def get_range(self, path: str, start: int, size: int) -> bytes | None:
+        with self._explained(path), suppress(FileNotFoundError):  # deleted meanwhile
+            if (stored := self._stored(path)) is not None:
+                with stored.open("rb") as file:
+                    file.seek(start)
+                    return file.read(size)
+        return None
+
     def hashed(self, path: str) -> tuple[str, int] | None:
         with self._explained(path), suppress(FileNotFoundError):  # deleted meanwhile
             if (file := self._stored(path)) is not None:

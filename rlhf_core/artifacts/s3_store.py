@@ -108,6 +108,22 @@ class S3Store(Store):
                 raise not_written(local_path, error.__cause__) from error
             raise
 
+    def get_range(self, path: str, start: int, size: int) -> bytes | None:
+        async def read(key: str) -> bytes:
+            wanted = f"bytes={start}-{start + size - 1}"
+            response = await self._s3._call_s3("get_object", Bucket=self._bucket, Key=key, Range=wanted)
+            async with response["Body"] as body:
+                content: bytes = await body.read()
+                return content
+
+        try:
+            content: bytes | None = self._get(path, read)
+        except StoreError as error:
+            if error.__cause__ is not None and _status(error.__cause__) == 416:  # it ends before `start`
+                return b""
+            raise
+        return content
+
     def hashed(self, path: str) -> tuple[str, int] | None:
         digest_and_size: tuple[str, int] | None = self._get(path, self._hash, timeout=None)
         return digest_and_size

@@ -62,6 +62,10 @@ class Store(ABC):
         """Copy the object to a local file. Raises StoreError if there is no such object."""
 
     @abstractmethod
+    def get_range(self, path: str, start: int, size: int) -> bytes | None:
+        """Return `size` bytes of the object from `start`, or fewer at its end; None if there is no object."""
+
+    @abstractmethod
     def hashed(self, path: str) -> tuple[str, int] | None:
         """Return SHA-256 and size of the object, read as a stream; None if there is no object."""
 

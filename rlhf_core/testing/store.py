@@ -79,6 +79,12 @@ class StoreContract:
             store.get_file("blobs/none", tmp_path / "x")
         assert store.hashed("blobs/none") is None
 
+    def test_a_range_is_a_part_of_the_object_or_what_is_left_of_it(self, store: Store) -> None:
+        assert store.get_range("blobs/x", 0, 4) is None
+        store.put("blobs/x", b"0123456789")
+        parts = [store.get_range("blobs/x", start, 4) for start in (0, 3, 8, 10, 20)]
+        assert parts == [b"0123", b"3456", b"89", b"", b""]
+
     def test_a_full_disk_of_the_copy_is_not_said_of_the_store(self, store: Store) -> None:
         store.put("a", b"one")
         with pytest.raises(StoreError, match=r"^'/dev/full' cannot be written \(.*No space left on device\)"):
