@@ -27,6 +27,7 @@ def ui(
 ) -> None:
     """Browse the store until Ctrl-C: runs, curves, rollouts token by token, models."""
     from deployments.ui.demo import write_demo
+    from deployments.ui.demo_run import write_demo_run
     from deployments.ui.pages import Pages
     from deployments.ui.reading import StoreReader
     from deployments.ui.server import application
@@ -40,6 +41,7 @@ def ui(
         repository = ArtifactRepository(open_store(url))
         if demo:
             write_demo(repository)
+            write_demo_run(repository)
         repository.store.reach()
         token = secrets.token_urlsafe(32)
         served = application(Pages(StoreReader(repository, node_cache())), token, hosts=frozenset({host, "localhost"}))

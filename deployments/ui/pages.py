@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
@@ -13,11 +11,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from deployments.cli.tables import duration
 from deployments.ui.charts import curve_charts, grouped, histogram_charts
+from deployments.ui.dataset_page import MOST_ROWS, read_dataset_view
 from deployments.ui.loops import loop_names
 from deployments.ui.reading import NodeView, Run, StoreReader
 from deployments.ui.registry import ACTIONS, Form, move, read_model, summaries
+from deployments.ui.rollouts import last_message, lowest_then_mean, mean_advantage, shade, tokens_of
 from rlhf_core.artifacts.costs import total
-from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, LoggedSequence, LoggedStep
+from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedStep
+from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.texts import is_model_name
 from rlhf_core.errors import AlignmentError, StoreError
 from rlhf_core.pipeline.compared_runs import read_compared_run
@@ -26,6 +27,7 @@ from rlhf_core.report.run_diff import diff_runs
 
 _MOST_RUNS = 200  # of a page
 _MOST_COMPARED = 6
+_LONGEST_NUMBER = 15  # digits of a row's
 _SAMPLES = 5  # prompts whose scores changed most, each way
 
 Where = Mapping[str, str]  # the parts of a page's path, by name
@@ -82,13 +84,21 @@ class Pages:
         )  # fmt: skip
 
     def node(self, where: Where, query: Query) -> str:
-        """A stage: its curves, whose points open the rollouts of their step, its settings and its inputs."""
+        """A stage: its curves, whose points open the rollouts of their step, its settings and its inputs.
+
+        Of a dataset also its rows: `rows` of them from the row `from`.
+        """
         run, node = self._node(where)
         curves = grouped(self._reader.curves(node))
+        data = None
+        if node.manifest is not None and node.manifest.kind == Kind.DATASET:
+            start, count = _counted(query, "from", 0), _counted(query, "rows", MOST_ROWS)
+            data = read_dataset_view(self._reader, run, node, start, min(max(1, count), MOST_ROWS))
         return self._rendered(
             "node.html", title=f"{run.name}: {node.name}", refresh=node.state == "running", run=run, node=node,
             steps=self._reader.logged_steps(node), charts=curve_charts(curves.charts), constants=curves.constants,
-            here=_path_of(run, node),
+            here=_path_of(run, node), data=data, most_rows=MOST_ROWS,
+            stages={ref: name for name, ref in run.nodes.items()},
         )  # fmt: skip
 
     def step(self, where: Where, query: Query) -> str:
@@ -97,7 +107,7 @@ class Pages:
         `histogram`, `low` and `high` in the query leave the completions within a bar.
         """
         run, node, steps, step = self._step(where)
-        groups = sorted(enumerate(step.groups), key=lambda item: _lowest_then_mean(item[1]))
+        groups = sorted(enumerate(step.groups), key=lambda item: lowest_then_mean(item[1]))
         chosen = _within(step, query) if "histogram" in query else None
         before = [each for each in steps if each < step.step]
         after = [each for each in steps if each > step.step]
@@ -105,8 +115,8 @@ class Pages:
             "step.html", title=f"{node.name}, step {step.step}", run=run, node=node, step=step, groups=groups,
             charts=histogram_charts(step.histograms), steps=steps, chosen=chosen, query=query,
             before=before[-1] if before else None, after=after[0] if after else None, asked=int(where["step"]),
-            here=f"{_path_of(run, node)}/steps/{step.step}", asked_of=_last_message,
-            shade=_shade,
+            here=f"{_path_of(run, node)}/steps/{step.step}", asked_of=last_message,
+            shade=shade,
         )  # fmt: skip
 
     def group(self, where: Where, query: Query) -> str:
@@ -228,33 +238,6 @@ class Pages:
         return self._templates.get_template(template).render(**context)
 
 
-def tokens_of(sequence: LoggedSequence) -> list[dict[str, Any]]:
-    """Return each token of a sequence with its values; those that are not trained have only a text."""
-    tokens: list[dict[str, Any]] = []
-    trained = 0
-    for text, token_id, is_trained in zip(sequence.texts, sequence.token_ids, sequence.trained, strict=True):
-        token: dict[str, Any] = {"text": text, "id": token_id}
-        if is_trained:
-            token["engine"] = sequence.engine_logprobs[trained]
-            token["advantage"] = sequence.advantages[trained]
-            for name, values in (
-                ("trainer", sequence.trainer_logprobs),
-                ("reference", sequence.reference_logprobs),
-                ("value", sequence.values),
-                ("step reward", sequence.step_rewards),
-            ):
-                if values is not None:
-                    token[name] = values[trained]
-            trained += 1
-        tokens.append(token)
-    return tokens
-
-
-def mean_advantage(completion: LoggedCompletion) -> float:
-    values = [value for each in completion.sequences for value in each.advantages if value is not None]
-    return fmean(values) if values else 0.0
-
-
 def _headline_metric(run: Run) -> str:
     """Return the main metrics of the last evaluation of a run, else of its last stage that has some."""
     if run.record is None:
@@ -262,29 +245,6 @@ def _headline_metric(run: Run) -> str:
     nodes = [node for node in run.record.nodes if node.metrics and node.ref.stage != "report"]
     evaluated = [node for node in nodes if node.ref.stage == "evaluation"]
     return main_metrics((evaluated or nodes)[-1].metrics) if nodes else ""
-
-
-def _rewards(group: LoggedGroup) -> list[float]:
-    return [each.reward for each in group.completions if each.reward is not None]
-
-
-def _lowest_then_mean(group: LoggedGroup) -> tuple[float, float]:
-    rewards = _rewards(group) or [math.inf]
-    return min(rewards), fmean(rewards)
-
-
-def _shade(group: LoggedGroup, completion: LoggedCompletion) -> str:
-    """Return how a completion's reward compares with those of its group: `high`, `low`, or nothing."""
-    rewards = _rewards(group)
-    if completion.reward is None or min(rewards) == max(rewards):
-        return ""
-    return "high" if completion.reward == max(rewards) else "low" if completion.reward == min(rewards) else ""
-
-
-def _last_message(group: LoggedGroup) -> str:
-    """Return the text of a prompt's last message, or its id if it has none."""
-    content = group.prompt[-1].get("content") if group.prompt else None
-    return content if isinstance(content, str) else group.id
 
 
 def _within(step: LoggedStep, query: Query) -> list[tuple[int, int, LoggedCompletion]]:
@@ -307,6 +267,13 @@ def _indexed(items: Sequence[Any], index: str, what: str) -> tuple[int, Any]:
     if not index.isdecimal() or int(index) >= len(items):
         raise NotFoundError(f"there is no {what} {index}: {len(items)} are logged, counted from 0")
     return int(index), items[int(index)]
+
+
+def _counted(query: Query, name: str, default: int) -> int:
+    text = query.get(name, "")
+    if text and not (text.isdecimal() and len(text) <= _LONGEST_NUMBER):
+        raise NotFoundError(f"give `{name}` as a number of rows")
+    return int(text) if text else default
 
 
 def _path_of(run: Run, node: NodeView) -> str:

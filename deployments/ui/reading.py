@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from deployments.ui.data_rows import DataRows
 from deployments.ui.loops import LoopView, read_loop
 from rlhf_core.artifacts.costs import Cost, total
 from rlhf_core.artifacts.leases import holder_of
@@ -93,6 +94,7 @@ class StoreReader:
     def __init__(self, repository: ArtifactRepository, cache: Path):
         """cache: a folder for files of artifacts, as of a node."""
         self.repository = repository
+        self.rows = DataRows(repository.store)
         self._cache = cache
         self._runs: dict[str, tuple[float, Run]] = {}
         self._lock = threading.Lock()
@@ -166,7 +168,18 @@ class StoreReader:
     def _rollouts(self, node: NodeView, file: str) -> bytes | None:
         if node.manifest is None:
             return LiveFiles(self.repository.store, node.ref).get(f"{ROLLOUTS_FOLDER}/{file}")
-        entry = next((each for each in node.manifest.files if each.path == f"{KEPT_ROLLOUTS}/{file}"), None)
+        return self.file(node, f"{KEPT_ROLLOUTS}/{file}")
+
+    def inputs(self, node: NodeView) -> Mapping[str, ArtifactRef]:
+        """Return the inputs of a stage by their names; none before its job has been submitted."""
+        if node.manifest is not None:
+            return node.manifest.parents
+        return self.repository.read_spec(node.ref).inputs if self.repository.has_spec(node.ref) else {}
+
+    def file(self, node: NodeView, path: str) -> bytes | None:
+        """Return a file of a stage's result; None if it has none of this path. Raises IntegrityError if damaged."""
+        files = () if node.manifest is None else node.manifest.files
+        entry = next((each for each in files if each.path == path), None)
         data = None if entry is None else self.repository.store.get(blob_path(entry.sha256))
         if entry is not None and data is not None and hashlib.sha256(data).hexdigest() != entry.sha256:
             raise IntegrityError(f"{node.ref}: {entry.path} is damaged: `alignment repair` takes it out of use")

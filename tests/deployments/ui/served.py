@@ -1,4 +1,4 @@
-"""An application of aiohttp, served by a thread of the test's own process."""
+"""Pages of a store, and any application of aiohttp, served by a thread of the test's own process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,30 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import httpx
 from aiohttp import web
+
+from deployments.ui.pages import Pages
+from deployments.ui.reading import StoreReader
+from deployments.ui.server import application
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.store import Store
+from rlhf_core.system.network import listening
+
+TOKEN = "secret"
+
+
+@contextmanager
+def browsing(store: Store, cache: Path) -> Iterator[httpx.Client]:
+    """A client that has the token of a server of the store's pages."""
+    pages = Pages(StoreReader(ArtifactRepository(store), cache))
+    with listening("127.0.0.1", 0) as listener, served(application(pages, TOKEN, frozenset({"127.0.0.1"})), listener):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with httpx.Client(base_url=url, follow_redirects=True) as client:
+            client.get(f"/?token={TOKEN}")
+            yield client
 
 
 @contextmanager

@@ -13,8 +13,9 @@ import pytest
 
 from deployments.ui.charts import curve_charts, grouped
 from deployments.ui.demo import write_demo
-from deployments.ui.pages import Pages, tokens_of
+from deployments.ui.pages import Pages
 from deployments.ui.reading import StoreReader
+from deployments.ui.rollouts import tokens_of
 from deployments.ui.server import application
 from rlhf_core.artifacts.aliases import Alias, read_alias
 from rlhf_core.artifacts.attempt import Attempt

@@ -1,0 +1,59 @@
+"""Values of logged completions as the pages of a step, a prompt and a completion show them."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+from typing import Any
+
+from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, LoggedSequence
+
+
+def tokens_of(sequence: LoggedSequence) -> list[dict[str, Any]]:
+    """Return each token of a sequence with its values; those that are not trained have only a text."""
+    tokens: list[dict[str, Any]] = []
+    trained = 0
+    for text, token_id, is_trained in zip(sequence.texts, sequence.token_ids, sequence.trained, strict=True):
+        token: dict[str, Any] = {"text": text, "id": token_id}
+        if is_trained:
+            token["engine"] = sequence.engine_logprobs[trained]
+            token["advantage"] = sequence.advantages[trained]
+            for name, values in (
+                ("trainer", sequence.trainer_logprobs),
+                ("reference", sequence.reference_logprobs),
+                ("value", sequence.values),
+                ("step reward", sequence.step_rewards),
+            ):
+                if values is not None:
+                    token[name] = values[trained]
+            trained += 1
+        tokens.append(token)
+    return tokens
+
+
+def mean_advantage(completion: LoggedCompletion) -> float:
+    values = [value for each in completion.sequences for value in each.advantages if value is not None]
+    return fmean(values) if values else 0.0
+
+
+def rewards_of(group: LoggedGroup) -> list[float]:
+    return [each.reward for each in group.completions if each.reward is not None]
+
+
+def lowest_then_mean(group: LoggedGroup) -> tuple[float, float]:
+    rewards = rewards_of(group) or [math.inf]
+    return min(rewards), fmean(rewards)
+
+
+def shade(group: LoggedGroup, completion: LoggedCompletion) -> str:
+    """Return how a completion's reward compares with those of its group: `high`, `low`, or nothing."""
+    rewards = rewards_of(group)
+    if completion.reward is None or min(rewards) == max(rewards):
+        return ""
+    return "high" if completion.reward == max(rewards) else "low" if completion.reward == min(rewards) else ""
+
+
+def last_message(group: LoggedGroup) -> str:
+    """Return the text of a prompt's last message, or its id if it has none."""
+    content = group.prompt[-1].get("content") if group.prompt else None
+    return content if isinstance(content, str) else group.id
