@@ -129,7 +129,7 @@ def read_dataset_view(reader: StoreReader, run: Run, node: NodeView, start: int,
     info = DatasetInfo() if data is None else parsed(DatasetInfo, data, where, "the info file of a dataset")
     nodes = reader.nodes(run)
     names = {each.ref: each.name for each in nodes}
-    inputs = {each.name: reader.inputs(each) for each in nodes}
+    inputs = reader.inputs(nodes)
     overlaps = [
         Overlap(
             each, names.get(of["dataset"], str(of["dataset"])),

@@ -33,7 +33,7 @@ _ATTEMPTS: Mapping[str, Sequence[_Attempt]] = {
     "prompts": ((0, 6, "published", 0),), "conversations": ((0, 11, "published", 0),),
     "pairs": ((1, 8, "published", 0),), "test": ((1, 4, "published", 0),),
     "overlap.prompts": ((7, 10, "published", 0),), "base": _EARLIER, "sft": ((13, 120, "published", 4),),
-    "evaluation.sft": ((124, 160, "published", 0),),
+    "evaluation.sft": ((140, 176, "published", 0),),
     "dpo": ((124, 180, "preempted", 0), (182, 260, "published", 25)),
     "rl": ((264, 300, "killed", 0), (303, 360, "stuck", 0), (362, 470, "published", 12)),
     "evaluation.rl": ((474, 486, "failed", 0),),

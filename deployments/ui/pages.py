@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
@@ -10,12 +11,13 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from deployments.cli.tables import duration
-from deployments.ui.charts import curve_charts, grouped, histogram_charts
+from deployments.ui.charts import COLOURS, curve_charts, grouped, histogram_charts
 from deployments.ui.dataset_page import MOST_ROWS, read_dataset_view
 from deployments.ui.loops import loop_names
 from deployments.ui.reading import NodeView, Run, StoreReader
 from deployments.ui.registry import ACTIONS, Form, move, read_model, summaries
 from deployments.ui.rollouts import last_message, lowest_then_mean, mean_advantage, shade, tokens_of
+from deployments.ui.timeline import phases, time_line
 from rlhf_core.artifacts.costs import total
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedStep
 from rlhf_core.artifacts.manifest import Kind
@@ -70,17 +72,21 @@ class Pages:
         )  # fmt: skip
 
     def run(self, where: Where, query: Query) -> str:
-        """A run: its result in a sentence, its stages, its evaluations, samples before and after, and its curves."""
+        """A run: its result in a sentence, its stages and when they ran, its evaluations, samples, and its curves."""
         run = self._run(where)
         nodes = self._reader.nodes(run)
-        content = self._reader.content(nodes)
-        curves = content.curves if content is not None else {}
+        content, costs = self._reader.content(nodes), self._reader.costs(run)
+        curves = dict(content.curves if content is not None else {})
+        curves |= {node.name: self._reader.curves(node) for node in nodes if node.state == "running"}
+        attempts = {each.name: each.attempts for each in costs.stages}
         return self._rendered(
             "run.html", title=run.name, refresh=run.record is None, run=run, nodes=nodes, content=content,
             results=[each.result for each in content.sets if each.result] if content is not None else [],
             logged={node.name: steps[-1] for node in nodes if (steps := self._reader.logged_steps(node))},
             with_curves=[node for node in nodes if node.state == "running" or node.name in curves],
-            costs=self._reader.costs(run), money=money, totals=total,
+            costs=costs, money=money, totals=total, colours=COLOURS,
+            time=time_line(run, nodes, attempts, self._reader.inputs(nodes), datetime.now(UTC)),
+            phases={name: found for name, of_node in curves.items() if (found := phases(of_node))},
         )  # fmt: skip
 
     def node(self, where: Where, query: Query) -> str:

@@ -170,11 +170,9 @@ class StoreReader:
             return LiveFiles(self.repository.store, node.ref).get(f"{ROLLOUTS_FOLDER}/{file}")
         return self.file(node, f"{KEPT_ROLLOUTS}/{file}")
 
-    def inputs(self, node: NodeView) -> Mapping[str, ArtifactRef]:
-        """Return the inputs of a stage by their names; none before its job has been submitted."""
-        if node.manifest is not None:
-            return node.manifest.parents
-        return self.repository.read_spec(node.ref).inputs if self.repository.has_spec(node.ref) else {}
+    def inputs(self, nodes: Sequence[NodeView]) -> dict[str, Mapping[str, ArtifactRef]]:
+        """Return the inputs of stages; none of one whose job has not been submitted."""
+        return dict(zip((node.name for node in nodes), self._pool.map(self._inputs, nodes), strict=True))
 
     def file(self, node: NodeView, path: str) -> bytes | None:
         """Return a file of a stage's result; None if it has none of this path. Raises IntegrityError if damaged."""
@@ -198,6 +196,11 @@ class StoreReader:
             return NodeView(name, ref, recorded.outcome, manifest, recorded.error)
         holder = "" if manifest is not None else holder_of(self.repository.store, ref)
         return NodeView(name, ref, "done" if manifest else "running" if holder else "waiting", manifest, holder=holder)
+
+    def _inputs(self, node: NodeView) -> Mapping[str, ArtifactRef]:
+        if node.manifest is not None:
+            return node.manifest.parents
+        return self.repository.read_spec(node.ref).inputs if self.repository.has_spec(node.ref) else {}
 
     def _input(self, node: NodeView) -> Input:
         assert node.manifest is not None
