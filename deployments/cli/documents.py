@@ -248,6 +248,28 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
+class BrowsedStage:
+    name: str
+    artifact: str
+    state: str  # reused, computed, failed or not run; before the run has ended done, running or waiting
+    seconds: float | None  # that its result took; None: it has none
+    metrics: Mapping[str, MetricValue]
+    error: str
+    holder: str  # the process that computes it now
+
+
+@dataclass(frozen=True, slots=True)
+class BrowsedRun:
+    run: str
+    recipe: str
+    settings: Sequence[str]
+    outcome: str  # succeeded, failed or unfinished
+    started: datetime
+    seconds: float | None
+    stages: Sequence[BrowsedStage]
+
+
+@dataclass(frozen=True, slots=True)
 class CostLine:
     seconds: float
     device_seconds: float

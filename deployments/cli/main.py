@@ -18,6 +18,7 @@ from typer.exceptions import TyperException
 
 from deployments.cli import (
     artifacts,
+    browse,
     cluster,
     cost,
     diff,
@@ -47,7 +48,7 @@ from rlhf_core.errors import did_you_mean
 from rlhf_core.system.variables import check_all
 
 _MODULES = (
-    stack, init, run, loop, try_stage, ui, running, run_list, diff, cost, artifacts, registry,
+    stack, init, run, loop, try_stage, ui, browse, running, run_list, diff, cost, artifacts, registry,
     sampling, serving, merging, cluster, verification, garbage, exporting,
 )  # fmt: skip
 

@@ -14,15 +14,15 @@ from deployments.cli.tables import duration
 from deployments.ui.charts import COLOURS, curve_charts, grouped, histogram_charts
 from deployments.ui.dataset_page import MOST_ROWS, read_dataset_view
 from deployments.ui.loops import loop_names
-from deployments.ui.reading import NodeView, Run, StoreReader
+from deployments.ui.reading import NodeView, NotFoundError, Run, StoreReader
 from deployments.ui.registry import ACTIONS, Form, move, read_model, summaries
-from deployments.ui.rollouts import last_message, lowest_then_mean, mean_advantage, shade, tokens_of
+from deployments.ui.rollouts import best_first, last_message, lowest_first, mean_advantage, shade, tokens_of
 from deployments.ui.timeline import phases, time_line
 from rlhf_core.artifacts.costs import total
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedStep
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.texts import is_model_name
-from rlhf_core.errors import AlignmentError, StoreError
+from rlhf_core.errors import StoreError
 from rlhf_core.pipeline.compared_runs import read_compared_run
 from rlhf_core.report.formatting import hours, main_metrics, money, number, visible
 from rlhf_core.report.run_diff import diff_runs
@@ -34,10 +34,6 @@ _SAMPLES = 5  # prompts whose scores changed most, each way
 
 Where = Mapping[str, str]  # the parts of a page's path, by name
 Query = Mapping[str, str]
-
-
-class NotFoundError(AlignmentError):
-    """Raised for a page of something that the store does not have."""
 
 
 class Pages:
@@ -113,7 +109,7 @@ class Pages:
         `histogram`, `low` and `high` in the query leave the completions within a bar.
         """
         run, node, steps, step = self._step(where)
-        groups = sorted(enumerate(step.groups), key=lambda item: lowest_then_mean(item[1]))
+        groups = lowest_first(step.groups)
         chosen = _within(step, query) if "histogram" in query else None
         before = [each for each in steps if each < step.step]
         after = [each for each in steps if each > step.step]
@@ -129,7 +125,7 @@ class Pages:
         """The completions of a prompt side by side, by their advantage."""
         run, node, _, step = self._step(where)
         index, group = _indexed(step.groups, where["group"], "prompt")
-        completions = sorted(enumerate(group.completions), key=lambda item: -mean_advantage(item[1]))
+        completions = best_first(group)
         return self._rendered(
             "group.html", title=f"{node.name}, step {step.step}, prompt {index + 1}", run=run, node=node, step=step,
             index=index, group=group, completions=completions, mean_advantage=mean_advantage,
@@ -228,17 +224,10 @@ class Pages:
     def _step(self, where: Where) -> tuple[Run, NodeView, list[int], LoggedStep]:
         """Return the logged step that was asked for, or the nearest one before it, else the first."""
         run, node = self._node(where)
-        steps = self._reader.logged_steps(node)
         asked = where["step"]
-        if not steps or not asked.isdecimal():
-            raise NotFoundError(f"{node.name} has no logged rollouts: `log_rollouts` is none, or no step has ended yet")
-        nearest = max((step for step in steps if step <= int(asked)), default=steps[0])
-        logged = self._reader.logged_step(node, nearest)
-        if logged is None:
-            raise NotFoundError(
-                f"the rollouts of step {nearest} of {node.name} are gone: the stage has just ended, ask again"
-            )
-        return run, node, steps, logged
+        if not asked.isdecimal():
+            raise NotFoundError(f"{asked} is no number of a step")
+        return run, node, *self._reader.nearest_step(node, int(asked))
 
     def _rendered(self, template: str, **context: Any) -> str:
         return self._templates.get_template(template).render(**context)

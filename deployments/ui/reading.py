@@ -28,9 +28,10 @@ from rlhf_core.artifacts.logged_rollouts import (
 )
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
+from rlhf_core.artifacts.store import is_path
 from rlhf_core.config.prices import PricesConfig
 from rlhf_core.contract import Input
-from rlhf_core.errors import IntegrityError
+from rlhf_core.errors import AlignmentError, IntegrityError, one_line
 from rlhf_core.pipeline.record import RunRecord, RunStart, read_record, read_start
 from rlhf_core.pipeline.run_costs import RunCosts, prices_of_run, run_costs
 from rlhf_core.report.content import Content, Curves, curves_of, gather
@@ -39,6 +40,11 @@ from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
 _READERS = 16
 _FRESH_SECONDS = 60.0  # for which a finished run is not read again: a retry replaces it
 _SAMPLES = 12  # prompts of an evaluation, on a run's page
+
+
+class NotFoundError(AlignmentError):
+    """Raised for something that the store does not have."""
+
 
 State = Literal["reused", "computed", "failed", "not run", "done", "running", "waiting"]
 
@@ -87,6 +93,11 @@ class NodeView:
     error: str = ""
     holder: str = ""  # the process that computes it now
 
+    @property
+    def seconds(self) -> float | None:
+        """What its result took; None before there is one."""
+        return None if self.manifest is None else (self.manifest.finished_at - self.manifest.started_at).total_seconds()
+
 
 class StoreReader:
     """Reads a store for pages; safe to use from several threads."""
@@ -118,6 +129,14 @@ class StoreReader:
         if run is not None and run.record is not None:
             with self._lock:
                 self._runs[run_id] = time.monotonic(), run
+        return run
+
+    def known_run(self, run_id: str) -> Run:
+        """Return a run. Raises NotFoundError if the store has none of this id, IntegrityError if it is damaged."""
+        run = self.run(run_id) if "/" not in run_id and is_path(run_id) else None
+        if run is None:
+            url = self.repository.store.url
+            raise NotFoundError(f"{url} has no run {one_line(run_id)}: `alignment runs` lists those that there are")
         return run
 
     def nodes(self, run: Run) -> list[NodeView]:
@@ -161,6 +180,23 @@ class StoreReader:
         """Return the logged rollouts of a step; None if it has none. Raises IntegrityError if they are damaged."""
         data = self._rollouts(node, rollouts_file(step))
         return None if data is None else decode_step(data, f"{node.ref}: the rollouts of step {step}")
+
+    def nearest_step(self, node: NodeView, asked: int) -> tuple[list[int], LoggedStep]:
+        """Return the logged steps, and the rollouts of the one that was asked for, or of the nearest before it, else
+        of the first.
+
+        Raises NotFoundError if none is logged.
+        """
+        steps = self.logged_steps(node)
+        if not steps:
+            raise NotFoundError(f"{node.name} has no logged rollouts: `log_rollouts` is none, or no step has ended yet")
+        nearest = max((step for step in steps if step <= asked), default=steps[0])
+        logged = self.logged_step(node, nearest)
+        if logged is None:
+            raise NotFoundError(
+                f"the rollouts of step {nearest} of {node.name} are gone: the stage has just ended, ask again"
+            )
+        return steps, logged
 
     def image(self, node: NodeView, sha256: str) -> bytes | None:
         return self._rollouts(node, f"{IMAGES_FOLDER}/{sha256}")

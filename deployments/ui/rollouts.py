@@ -1,4 +1,4 @@
-"""Values of logged completions as the pages of a step, a prompt and a completion show them."""
+"""Logged rollouts, as the pages and the terminal show them: order of prompts, advantages, tokens with their values."""
 
 from __future__ import annotations
 
@@ -37,12 +37,23 @@ def mean_advantage(completion: LoggedCompletion) -> float:
 
 
 def rewards_of(group: LoggedGroup) -> list[float]:
+    """Return the finite rewards of a prompt's completions."""
     return [each.reward for each in group.completions if each.reward is not None]
 
 
-def lowest_then_mean(group: LoggedGroup) -> tuple[float, float]:
-    rewards = rewards_of(group) or [math.inf]
-    return min(rewards), fmean(rewards)
+def lowest_first(groups: tuple[LoggedGroup, ...]) -> list[tuple[int, LoggedGroup]]:
+    """Return prompts with their indices by their lowest reward, then by their mean."""
+
+    def lowest_then_mean(item: tuple[int, LoggedGroup]) -> tuple[float, float]:
+        rewards = rewards_of(item[1]) or [math.inf]
+        return min(rewards), fmean(rewards)
+
+    return sorted(enumerate(groups), key=lowest_then_mean)
+
+
+def best_first(group: LoggedGroup) -> list[tuple[int, LoggedCompletion]]:
+    """Return the completions of a prompt with their indices, the highest advantage first."""
+    return sorted(enumerate(group.completions), key=lambda item: -mean_advantage(item[1]))
 
 
 def shade(group: LoggedGroup, completion: LoggedCompletion) -> str:

@@ -11,7 +11,8 @@ from urllib.parse import quote
 from aiohttp import web
 
 from deployments.ui.charts import BOKEH
-from deployments.ui.pages import NotFoundError, Pages
+from deployments.ui.pages import Pages
+from deployments.ui.reading import NotFoundError
 from rlhf_core.errors import AlignmentError
 
 _COOKIE = "alignment-ui"
