@@ -4,22 +4,22 @@ schedule.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from pydantic import Field
 
 from flows.notifications import notify_failure
+from flows.parameters import Overrides, RecipeName, RoundCount
 from flows.rounds import run_rounds
 from flows.running import Row, stop_jobs
 
 
 @flow(name="iterative-dpo", on_cancellation=[stop_jobs], on_failure=[notify_failure], on_crashed=[notify_failure])
 def iterative_dpo(
-    recipe: str = "tiny-loop",
-    overrides: list[str] = [],  # noqa: B006  Prefect copies it
-    rounds: Annotated[int, Field(ge=1)] = 1,
+    recipe: RecipeName = "tiny-loop",
+    overrides: Overrides = [],  # noqa: B006  Prefect copies it
+    rounds: RoundCount = 1,
 ) -> list[Row] | State[Any]:
     """Finish the round that was started and has not ended, or run the next one; `rounds` of them.
 

@@ -13,11 +13,11 @@ from rlhf_core.recipe.recipe import Recipe
 _LONGEST = 200  # characters of a name
 
 
-def name_run(run_id: UUID, name: str, recipe: Recipe) -> None:
+def name_run(run_id: UUID, name: str, recipe: Recipe, tags: Collection[str] = ()) -> None:
     """Name and tag the run. Keeps its existing tags."""
     with get_client(sync_client=True) as client:
-        tags = {*client.read_flow_run(run_id).tags, *run_tags(recipe)}
-        client.update_flow_run(run_id, name=name, tags=sorted(tags))
+        all_tags = {*client.read_flow_run(run_id).tags, *run_tags(recipe), *tags}
+        client.update_flow_run(run_id, name=name, tags=sorted(all_tags))
 
 
 def run_name(

@@ -58,11 +58,13 @@ def run_recipe(
     only: Collection[str] | None = None,
     rerun_from: str = "",
     budget: float | None = None,
+    tags: Collection[str] = (),
 ) -> list[Row] | State[Any]:
     """Compute the recipe's nodes, or the nodes `only`, that the store does not have, until they cost more than the
     budget.
 
     rerun_from: a node to compute again, `node@label`; without a label this run is the label, also of its retries.
+    tags: of the run in Prefect, besides those of its recipe.
     Returns one table row per node, or the state Cancelled or OverBudget. Raises RecipeError, StoreError or StackError
     before any job, StageError when a stage failed.
     """
@@ -79,7 +81,7 @@ def run_recipe(
         if budget is not None:
             watch = BudgetWatch(prepared.repository, budget, require_budget(prepared, nodes, budget))
         name = run_name(prepared.loaded.recipe, overrides, only, rerun_from)
-        name_run(UUID(run_id), name, prepared.loaded.recipe)
+        name_run(UUID(run_id), name, prepared.loaded.recipe, tags)
         futures = compute(prepared, overrides, started_at, nodes, cancel, watch)
     if watch is not None and watch.overrun:
         write_record(prepared.store, _record(prepared, overrides, started_at, nodes, futures, rerun))

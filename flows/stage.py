@@ -8,11 +8,16 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from flows.notifications import notify_failure
+from flows.parameters import NodeName, Overrides, RecipeName
 from flows.running import Row, run_recipe, stop_jobs
 
 
 @flow(name="stage", on_cancellation=[stop_jobs], on_failure=[notify_failure], on_crashed=[notify_failure])
-def stage(node: str, recipe: str = "tiny", overrides: list[str] = []) -> list[Row] | State[Any]:  # noqa: B006  Prefect copies it
+def stage(
+    node: NodeName,
+    recipe: RecipeName = "tiny",
+    overrides: Overrides = [],  # noqa: B006  Prefect copies it
+) -> list[Row] | State[Any]:
     """Compute one stage, unless the store has its result. Returns its row of the table.
 
     Args:

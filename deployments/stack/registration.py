@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 
 from deployments.stack.environment import REPOSITORY
 from rlhf_core.errors import StackError
+from rlhf_core.recipe.known_recipes import known_recipes
 
 DEPLOYMENTS = REPOSITORY / "deployments" / "prefect.yaml"
 # Names of the automations; here, since importing automations.py imports Prefect.
@@ -110,13 +111,13 @@ def _run(what: str, command: Sequence[str], environment: Mapping[str, str], log:
 
 
 def _digest(server: str) -> str:
-    """Return a value that changes with the server and with every file that defines the deployments."""
+    """Return a value that changes with the server, the recipes' names and every file that defines the deployments."""
     files = [
         DEPLOYMENTS,
         _AUTOMATIONS,
         *(file for source in _SOURCES for file in sorted((REPOSITORY / source).rglob("*.py"))),
     ]
-    digest = hashlib.sha256(server.encode())
+    digest = hashlib.sha256("\n".join([server, *known_recipes()]).encode())  # the form lists their names
     for file in files:
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -182,7 +182,9 @@ def test_deployments_are_registered(stack: Path) -> None:
     headers = api_headers(recorded_environment(stack))
     found = httpx.get(f"{api}/deployments/name/alignment/full", headers=headers).raise_for_status().json()
     assert found["work_pool_name"] == "alignment"
-    assert found["parameter_openapi_schema"]["properties"]["recipe"]["type"] == "string"
+    shipped, path = found["parameter_openapi_schema"]["properties"]["recipe"]["anyOf"]
+    assert {"tiny", "smollm2"} <= set(shipped["enum"])
+    assert path["type"] == "string"
 
 
 def test_a_ray_job_sees_the_stack_and_runs_this_python(stack: Path) -> None:

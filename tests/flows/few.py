@@ -15,5 +15,6 @@ def few(
     nodes: list[str],
     overrides: list[str] = [],  # noqa: B006  Prefect copies it
     budget: float | None = None,
+    tags: list[str] = [],  # noqa: B006
 ) -> list[Row] | State[Any]:
-    return run_recipe(recipe, overrides, only=nodes, budget=budget)
+    return run_recipe(recipe, overrides, only=nodes, budget=budget, tags=tags)

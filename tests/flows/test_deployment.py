@@ -244,14 +244,15 @@ def test_the_shipped_deployments_register_with_typed_parameters(client: SyncPref
             "command": "python -m flows.process",
             "env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS)},
         }
-    schema = full.parameter_openapi_schema or {}
-    types = {name: (field.get("type"), "description" in field) for name, field in schema["properties"].items()}
-    assert types == {
-        "recipe": ("string", True),
-        "overrides": ("array", True),
-        "rerun_from": ("string", True),
-        "budget": (None, True),
+    properties = (full.parameter_openapi_schema or {})["properties"]
+    assert {name: field["title"] for name, field in properties.items()} == {
+        "recipe": "Recipe",
+        "overrides": "Overrides",
+        "rerun_from": "Rerun from",
+        "budget": "Budget",
+        "tags": "Tags",
     }
+    assert "tiny" in properties["recipe"]["anyOf"][0]["enum"]
     assert (alone.parameter_openapi_schema or {})["required"] == ["node"]
     assert str(ROOT) not in (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
 

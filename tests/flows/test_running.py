@@ -54,7 +54,8 @@ def outcomes(rows: list[dict[str, str]]) -> dict[str, str]:
 
 @pytest.mark.slow("runs a recipe as Ray jobs")
 def test_a_second_run_reuses_everything_and_a_deleted_manifest_is_a_miss(workplace: Workplace) -> None:
-    assert outcomes(few(workplace.recipe, NODES)) == dict.fromkeys(NODES, "computed")
+    assert outcomes(few(workplace.recipe, NODES, tags=["mine"])) == dict.fromkeys(NODES, "computed")
+    assert newest_run().tags == ["few", "mine"]
     progress = [artifact.data for artifact in artifacts(newest_run(), "progress")]
     assert progress
     assert set(progress) == {100.0}
