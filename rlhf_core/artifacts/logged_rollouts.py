@@ -51,6 +51,17 @@ class LoggedSequence(Config):
     step_rewards: tuple[float, ...] | None = None
     images: tuple[LoggedImage, ...] = ()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether each column has a value for every token, or for every trained one."""
+        trained = (
+            self.engine_logprobs, self.trainer_logprobs, self.reference_logprobs, self.values, self.advantages,
+            self.step_rewards,
+        )  # fmt: skip
+        return len(self.texts) == len(self.token_ids) == len(self.trained) and all(
+            column is None or len(column) == sum(self.trained) for column in trained
+        )
+
 
 class LoggedCompletion(Config):
     text: str  # of the last reply
@@ -111,4 +122,8 @@ def decode_step(data: bytes, where: str) -> LoggedStep:
         raise IntegrityError(f"{where} is damaged: {error}") from error
     if not unpacker.eof:
         raise IntegrityError(f"{where} is cut, or larger than {_LARGEST} bytes")
-    return parsed(LoggedStep, text, where, "a step of logged rollouts")
+    step = parsed(LoggedStep, text, where, "a step of logged rollouts")
+    completions = (completion for group in step.groups for completion in group.completions)
+    if not all(sequence.is_whole for completion in completions for sequence in completion.sequences):
+        raise IntegrityError(f"{where} is not a step of logged rollouts: some tokens of it have no values")
+    return step

@@ -172,8 +172,18 @@ def test_a_run_in_progress_is_read_again_and_hostile_text_is_escaped(store: Loca
         tokens = screen.press(ENTER, "completion 1\n")
         assert f"\n1 2 {ESCAPED} 2 0.250 -1 -1.500 0.607 0.125" in tokens
         assert "\n2 1 hi 1\n" in tokens
-        LiveFiles(store, RL).clear()
+        broken = COMPLETION.model_copy(update={"sequences": (SEQUENCE.model_copy(update={"texts": ()}),)})
+        step = LoggedStep(
+            step=1,
+            prompts=1,
+            completions=1,
+            histograms={},
+            groups=(GROUP.model_copy(update={"completions": (broken,)}),),
+        )
+        LiveFiles(store, RL).put(f"rollouts/{rollouts_file(1)}", encode_step(step))
         screen.press("hh", "step 1\n")
+        screen.press("r", "the rollouts of step 1 is not a step of logged rollouts: some tokens of it have no values")
+        LiveFiles(store, RL).clear()
         screen.press("r", "rl has no logged rollouts: `log_rollouts` is none, or no step has ended yet")
         screen.resize(12, 60)
         screen.press("", "… › rollouts › step 1\n")

@@ -5,13 +5,23 @@ from __future__ import annotations
 import gzip
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlhf_core.artifacts import logged_rollouts
 from rlhf_core.artifacts.live import LiveFiles, LiveMetrics
 from rlhf_core.artifacts.local_store import LocalStore
-from rlhf_core.artifacts.logged_rollouts import LoggedStep, decode_step, encode_step, rollouts_file, step_of
+from rlhf_core.artifacts.logged_rollouts import (
+    LoggedCompletion,
+    LoggedGroup,
+    LoggedSequence,
+    LoggedStep,
+    decode_step,
+    encode_step,
+    rollouts_file,
+    step_of,
+)
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.rl.keep import LogRolloutsConfig
 from rlhf_core.errors import IntegrityError, StoreError
@@ -50,6 +60,33 @@ def test_damaged_cut_and_huge_files_are_refused_in_one_sentence(monkeypatch: pyt
     monkeypatch.setattr(logged_rollouts, "_LARGEST", 10)
     with pytest.raises(IntegrityError, match="larger than 10 bytes"):
         decode_step(whole, "it")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"texts": ("a",)},
+        {"token_ids": (1, 2, 3)},
+        {"engine_logprobs": ()},
+        {"advantages": (0.5, 0.5)},
+        {"values": ()},
+        {"trained": (True, True)},
+    ],
+)
+def test_a_sequence_whose_columns_do_not_agree_is_refused(changes: dict[str, Any]) -> None:
+    whole = LoggedSequence(
+        texts=("a", "b"), token_ids=(1, 2), trained=(False, True), engine_logprobs=(-1.0,), advantages=(None,)
+    )
+    for sequence in (whole, whole.model_copy(update=changes)):
+        completion = LoggedCompletion(
+            text="b", finish_reason="stop", turns=1, reward=1.0, rewards={}, versions=(), sequences=(sequence,)
+        )
+        group = LoggedGroup(id="1", prompt=(), completions=(completion,))
+        data = encode_step(STEP.model_copy(update={"groups": (group,)}))
+        if sequence is whole:
+            assert decode_step(data, "it").groups == (group,)
+    with pytest.raises(IntegrityError, match=r"^it is not a step of logged rollouts: some tokens of it have no values"):
+        decode_step(data, "it")
 
 
 class _Broken(LocalStore):
