@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from deployments.cli.tables import duration
 from deployments.ui.charts import COLOURS, curve_charts, grouped, histogram_charts
 from deployments.ui.dataset_page import MOST_ROWS, read_dataset_view
+from deployments.ui.lineage import lineage_picture
 from deployments.ui.loops import loop_names
 from deployments.ui.reading import NodeView, NotFoundError, Run, StoreReader
 from deployments.ui.registry import ACTIONS, Form, move, read_model, summaries
@@ -75,13 +76,14 @@ class Pages:
         curves = dict(content.curves if content is not None else {})
         curves |= {node.name: self._reader.curves(node) for node in nodes if node.state == "running"}
         attempts = {each.name: each.attempts for each in costs.stages}
+        inputs = self._reader.inputs(nodes)
         return self._rendered(
             "run.html", title=run.name, refresh=run.record is None, run=run, nodes=nodes, content=content,
             results=[each.result for each in content.sets if each.result] if content is not None else [],
             logged={node.name: steps[-1] for node in nodes if (steps := self._reader.logged_steps(node))},
             with_curves=[node for node in nodes if node.state == "running" or node.name in curves],
             costs=costs, money=money, totals=total, colours=COLOURS,
-            time=time_line(run, nodes, attempts, self._reader.inputs(nodes), datetime.now(UTC)),
+            time=time_line(run, nodes, attempts, inputs, datetime.now(UTC)), lineage=lineage_picture(nodes, inputs),
             phases={name: found for name, of_node in curves.items() if (found := phases(of_node))},
         )  # fmt: skip
 

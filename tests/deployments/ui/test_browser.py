@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 
 from deployments.ui.demo import write_demo
+from deployments.ui.demo_run import RUN_ID, write_demo_run
 from deployments.ui.pages import Pages
 from deployments.ui.reading import StoreReader
 from deployments.ui.server import application
@@ -35,6 +36,7 @@ TOKEN = "secret"
 def url(tmp_path: Path) -> Iterator[str]:
     repository = ArtifactRepository(LocalStore(tmp_path / "store"))
     write_demo(repository, runs=2, steps=10)
+    write_demo_run(repository)
     pages = Pages(StoreReader(repository, tmp_path / "cache"))
     with listening("127.0.0.1", 0) as listener, served(application(pages, TOKEN, frozenset({"127.0.0.1"})), listener):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/?token={TOKEN}"
@@ -54,9 +56,13 @@ def page(url: str, request: pytest.FixtureRequest) -> Iterator[Page]:
         page.goto(url)
         yield page
         assert complaints == []
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= size["width"]
+        require_fits(page)
         browser.close()
+
+
+def require_fits(page: Page) -> None:
+    assert page.viewport_size is not None
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
 
 
 def click_chart(page: Page, title: str, across: float) -> None:
@@ -83,8 +89,32 @@ def test_from_a_curve_to_a_token(page: Page) -> None:
     assert coloured.startswith("rgba(")
 
 
+def test_from_the_lineage_to_the_rows_of_a_dataset(page: Page) -> None:
+    require_fits(page)  # the list of runs
+    page.get_by_role("link", name="assistant").click()
+    require_fits(page)
+    bar = page.get_by_role("img", name="rl: killed, 09:04:24 to 09:05:00 (36 s)")
+    place, track = bar.bounding_box(), bar.locator("..").bounding_box()
+    assert place is not None
+    assert track is not None
+    assert (place["x"] - track["x"]) / track["width"] == pytest.approx(264 / 488, abs=0.01)
+    page.locator("svg.lineage").get_by_role(
+        "link", name="prompts, computed; made from test (exclude.test)", exact=True
+    ).click()
+    page.wait_for_url(f"**/runs/{RUN_ID}/prompts")
+    require_fits(page)
+    page.get_by_role("link", name="after").first.click()
+    page.wait_for_url("**?from=20#rows")
+    assert page.get_by_role("link", name="Row 21").count() == 1
+    page.goto(page.url.partition("prompts")[0] + "pairs")
+    sides = [page.get_by_role("heading", name=side).first.bounding_box() for side in ("chosen", "rejected")]
+    assert sides[0] is not None
+    assert sides[1] is not None
+    assert (sides[0]["y"] == sides[1]["y"]) == (page.viewport_size != {"width": 390, "height": 844})
+
+
 def test_two_runs_side_by_side(page: Page) -> None:
-    for box in page.get_by_role("checkbox").all():
+    for box in page.get_by_role("checkbox", name="compare sums").all():
         box.check()
     page.get_by_role("button", name="Compare").click()
     page.locator(".charts canvas").first.wait_for()
