@@ -123,6 +123,13 @@ def test_rows_are_paged_by_twenty_and_one_alone_is_whole(
         assert browser.get(f"/runs/made/data?{wrong}").status_code == 404
 
 
+def test_the_last_page_of_full_pages_is_full(browser: httpx.Client, store: LocalStore, tmp_path: Path) -> None:
+    put(store, [{"prompt": asked(f"{n}")} for n in range(40)], tmp_path / "d")
+    last = browser.get("/runs/made/data?from=20").text
+    assert (shown(last)[-1], 'rel="next"' in last) == (40, False)
+    assert 'href="/runs/made/data?from=20#rows">The last ones</a>' in browser.get("/runs/made/data?from=40").text
+
+
 def test_an_empty_dataset_says_so(browser: httpx.Client, store: LocalStore, tmp_path: Path) -> None:
     put(store, [], tmp_path / "d")
     page = browser.get("/runs/made/data").text
@@ -216,11 +223,14 @@ def test_no_damage_of_a_byte_ends_the_server(store: LocalStore, tmp_path: Path) 
     assert {-1, 3} <= outcomes
 
 
-def test_a_missing_file_is_named(browser: httpx.Client, store: LocalStore, tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_cut_off_is_named(browser: httpx.Client, store: LocalStore, tmp_path: Path) -> None:
     manifest = put(store, [{"prompt": asked("a")}], tmp_path / "d")
     blobs = {each.path: blob_path(each.sha256) for each in manifest.files}
+    store.put(blobs["data.arrow"], (tmp_path / "d" / "data.arrow").read_bytes()[:-8])
+    assert "it is shorter than its manifest says" in browser.get("/runs/made/data").text
     store.delete(blobs["data.arrow"])
     page = browser.get("/runs/made/data").text
+    assert "Settings" in page
     assert "data.arrow is gone from the store: `alignment repair` takes its artifact out of use" in page
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "data.jsonl").write_text("{}\n")
