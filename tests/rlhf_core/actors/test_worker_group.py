@@ -79,6 +79,7 @@ def group(ray_cluster: None) -> Iterator[RayWorkerGroup[Worker]]:
     started.shutdown()
 
 
+@pytest.mark.slow("the first of its file, for which ranks start")
 def test_each_rank_knows_its_place_and_its_threads(group: RayWorkerGroup[Worker]) -> None:
     assert group.size == 2
     assert group.call(Worker.identity) == [(0, 2, 3, "3"), (1, 2, 3, "3")]

@@ -55,6 +55,7 @@ def sampled(folder: Path, open_engine: OpenEngine, samples: int, seed: int, aske
     return rows
 
 
+@pytest.mark.slow("the first of its file, for which an engine starts")
 def test_completions_have_the_tokens_and_log_probs_of_the_model(folder: Path, in_process: OpenEngine) -> None:
     rows = sampled(folder, in_process, samples=2, seed=1)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(folder)
