@@ -54,10 +54,10 @@ class Actor:
 
         Called first: unpickling arguments of later calls imports both. Raises PluginError.
         """
-        register(name, ray.get_runtime_context().get_job_id())
         reset_peak()
         forwarding.inherit(environment)
         require(plugins)
+        register(name, ray.get_runtime_context().get_job_id())
         self._joules = gpu_joules(own_gpus())
 
     def leave(self) -> ProcessUse:

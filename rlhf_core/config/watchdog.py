@@ -13,9 +13,12 @@ class WatchdogConfig(Config):
     """
 
     factor: float = Field(
-        default=10.0, ge=2, allow_inf_nan=False, description="of the longest earlier phase of that name: the deadline"
+        default=10.0, ge=2, le=1000, description="of the longest earlier phase of that name: the deadline"
     )
-    minutes: float = Field(default=30.0, gt=0, allow_inf_nan=False, description="least deadline")
+    minutes: float = Field(default=30.0, gt=0, le=10_000, description="least deadline")
     restarts: int = Field(
-        default=2, ge=0, description="restarts from one checkpoint; the next time that it hangs, the stage fails"
+        default=2,
+        ge=0,
+        le=1000,
+        description="restarts from one checkpoint; the next time that it hangs, the stage fails",
     )

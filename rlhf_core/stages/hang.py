@@ -13,7 +13,7 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.config.watchdog import WatchdogConfig
 from rlhf_core.contract import Output
-from rlhf_core.errors import StoreError
+from rlhf_core.errors import StoreError, reason_of
 from rlhf_core.stages.attempt import RecordedAttempt
 from rlhf_core.stages.job_context import JobContext
 from rlhf_core.system.scratch import scratch_folder
@@ -43,7 +43,7 @@ def watched(
             ref = context.publish("stacks", attempt.times_stuck + 1, _output(folder, stacks))
             reason = f"{reason}; the stacks of its processes are in {ref}"
         except Exception as error:  # of a store or a cluster in whatever state: the job must end all the same
-            reason = f"{reason}; the stacks of its processes could not be stored ({error})"
+            reason = f"{reason}; the stacks of its processes could not be stored ({reason_of(error)})"
         try:
             attempt.stuck(reason)
         except StoreError as error:

@@ -119,4 +119,4 @@ def test_a_node_with_another_version_or_without_it_fails_in_a_sentence(plugin_si
     with pytest.raises(PluginError, match=r"^this node lacks the plugin alignment-example, and .* alignment-example 1"):
         run_job(local_store_url, measure.ref)
     with pytest.raises(PluginError, match=r"^this node lacks the plugin alignment-example"):
-        _Rank().inherit({}, {plugin.NAME: "1.0"})
+        _Rank().inherit("rank 0", {}, {plugin.NAME: "1.0"})

@@ -66,13 +66,23 @@ def test_a_process_that_hangs_in_c_code_shows_where(job: str, hanging: Callable[
 def test_what_a_process_forks_is_found_under_its_own_name(
     job: str, hanging: Callable[[str], subprocess.Popen[str]]
 ) -> None:
-    child = "import os\nif (child := os.fork()) == 0: register('a worker')\nelse: print(child, flush=True)"
-    process = hanging("import sys; sys.stdout.write('')")
+    child = """
+import os
+registered, done = os.pipe()
+if (child := os.fork()) == 0:
+    register("a worker")
+    os.write(done, b".")
+    print = lambda *_, **__: None
+else:
+    os.read(registered, 1)
+    print(child, flush=True)
+"""
+    process = hanging("")
     code = HANGS.format(job=job, more=child)
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    lines = [parent.stdout.readline().strip() for _ in range(3)]
-    forked = next(int(line) for line in lines if line != "ready")
+    forked = int(parent.stdout.readline())
+    assert parent.stdout.readline() == "ready\n"
     try:
         assert set(stacks.stacks_here(job)) == {
             f"rank 0, process {process.pid}", f"rank 0, process {parent.pid}", f"a worker, process {forked}"
