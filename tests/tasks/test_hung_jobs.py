@@ -23,9 +23,8 @@ WATCHDOG = WatchdogConfig(factor=2, minutes=0.1, restarts=1)
 
 
 def stop_the_rank() -> None:
-    (rank,) = (
-        each for each in psutil.process_iter(["cmdline"]) if (each.info["cmdline"] or [""])[0].startswith("ray::_Rank")
-    )
+    """Of this session's cluster."""
+    (rank,) = (each for each in psutil.Process().children(recursive=True) if "ray::_Rank" in "".join(each.cmdline()))
     os.kill(rank.pid, signal.SIGSTOP)
 
 

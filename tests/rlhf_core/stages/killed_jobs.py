@@ -81,7 +81,8 @@ def engine_killed_and_whole(
     (folder / "killed" / "now").touch()
     job = start(_job, killed.store.url, spec, folder / "killed", environment | {"HOLD": str(folder / "killed")})
     _wait_until_held(job, folder / "killed")
-    engines = [each for each in psutil.process_iter(["name"]) if (each.info["name"] or "").startswith("ray::EngineAct")]
+    # Of this session's cluster.
+    engines = [each for each in psutil.Process().children(recursive=True) if "EngineActor" in "".join(each.cmdline())]
     assert engines
     engines[0].kill()
     (folder / "killed" / "now").unlink()
