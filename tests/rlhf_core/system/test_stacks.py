@@ -79,17 +79,18 @@ else:
 """
     process = hanging("")
     code = HANGS.format(job=job, more=child)
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    forked = int(parent.stdout.readline())
-    assert parent.stdout.readline() == "ready\n"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )  # fmt: skip
     try:
+        assert parent.stdout is not None
+        forked = int(parent.stdout.readline())
+        assert parent.stdout.readline() == "ready\n"
         assert set(stacks.stacks_here(job)) == {
             f"rank 0, process {process.pid}", f"rank 0, process {parent.pid}", f"a worker, process {forked}"
         }  # fmt: skip
     finally:
-        os.kill(forked, signal.SIGKILL)
-        parent.kill()
+        os.killpg(parent.pid, signal.SIGKILL)
         parent.communicate()
 
 
