@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,15 +36,21 @@ PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23]]
 AS_PUBLISHED = "it serves each tensor as it was published; its log-probs of the probe are off"
 
 
+@contextmanager
+def serving(process: ChildProcess, folder: Path, lora: LoraConfig | None = None) -> Iterator[RemoteEngine]:
+    engine = RemoteEngine(process, folder, EngineSettings(CONFIG, "float32", seed=0, lora=lora))
+    yield engine
+    engine.shutdown()
+
+
 @pytest.fixture
 def full(
     engine_process: ChildProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LlamaForCausalLM, RemoteEngine]]:
     folder = tmp_path_factory.mktemp("full")
     model = make_model(folder, tied=False)
-    engine = RemoteEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0))
-    yield model, engine
-    engine.shutdown()
+    with serving(engine_process, folder) as engine:
+        yield model, engine
 
 
 @pytest.fixture
@@ -52,9 +60,8 @@ def adapted(
     folder = tmp_path_factory.mktemp("adapted")
     base = make_model(folder, tied=True)
     model = adapted_model(base)
-    engine = RemoteEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0, lora=LORA))
-    yield model, engine
-    engine.shutdown()
+    with serving(engine_process, folder, LORA) as engine:
+        yield model, engine
 
 
 def adapted_model(base: LlamaForCausalLM) -> PeftModel:
@@ -154,12 +161,11 @@ def test_an_adapter_that_counts_twice(engine_process: ChildProcess, tmp_path_fac
     disturb(model, seed=1, only="lora_")
     merged = copy.deepcopy(model).merge_and_unload()
     merged.save_pretrained(folder := tmp_path_factory.mktemp("merged"))
-    engine = RemoteEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0, lora=LORA))
-    digests = publish(engine, get_peft_model_state_dict(model), 1, lora=LORA)
-    expected = Expected(1, expected_logprobs(model, PROBE), digests)
-    with pytest.raises(WeightSyncError, match=AS_PUBLISHED):
-        prove(engine, expected)
-    engine.shutdown()
+    with serving(engine_process, folder, LORA) as engine:
+        digests = publish(engine, get_peft_model_state_dict(model), 1, lora=LORA)
+        expected = Expected(1, expected_logprobs(model, PROBE), digests)
+        with pytest.raises(WeightSyncError, match=AS_PUBLISHED):
+            prove(engine, expected)
 
 
 def test_a_bit_that_changes_on_the_way(full: tuple[LlamaForCausalLM, RemoteEngine]) -> None:
