@@ -116,14 +116,12 @@ def _compute(
             try:
                 watcher.submitted(job_id, attached)
                 jobs.follow(job_id, watcher)
-            except (JobNotStartedError, JobPreemptedError) as error:
-                watcher.line(f"{error}: submitting it again")
-                continue
-            except JobStuckError as error:
-                watcher.stuck(str(error))
-                if not may_restart():
-                    follower.leave()
-                    raise
+            except (JobNotStartedError, JobPreemptedError, JobStuckError) as error:
+                if isinstance(error, JobStuckError):
+                    watcher.stuck(str(error))
+                    if not may_restart():
+                        follower.leave()
+                        raise
                 watcher.line(f"{error}: submitting it again")
                 continue
             except JobEndedError:

@@ -72,7 +72,7 @@ class Run:
 
     @property
     def cost(self) -> Cost | None:
-        """What its own attempts took; None before it has ended."""
+        """Cost of its own attempts; None before it has ended."""
         return None if self.record is None else total(self.record.costs(self.prices), "own")
 
     @property
@@ -95,7 +95,7 @@ class NodeView:
 
     @property
     def seconds(self) -> float | None:
-        """What its result took; None before there is one."""
+        """Seconds that its result took; None before there is one."""
         return None if self.manifest is None else (self.manifest.finished_at - self.manifest.started_at).total_seconds()
 
 
@@ -156,6 +156,8 @@ class StoreReader:
 
     def costs(self, run: Run) -> RunCosts:
         """Return what the stages of a run took, also of one that has not ended."""
+        if run.record is not None:
+            return RunCosts(run.name, run.prices, run.record.costs(run.prices))
         return run_costs(self.repository, run.run_id)
 
     def loop(self, name: str) -> LoopView | None:

@@ -46,7 +46,7 @@ class ModelView:
 
     @property
     def action(self) -> str:
-        """What a person can do with the candidate: `approve` (or reject) it, `promote` it, or nothing."""
+        """Action on the candidate that the page offers: `approve` (or reject), `promote`, or empty."""
         if self.candidate is None or (self.decision is not None and not self.decision.approved):
             return ""
         return "approve" if self.waits else "promote"

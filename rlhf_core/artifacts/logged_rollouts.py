@@ -53,7 +53,7 @@ class LoggedSequence(Config):
 
     @property
     def is_whole(self) -> bool:
-        """Whether each column has a value for every token, or for every trained one."""
+        """Return whether each column has a value for every token, or for every trained one."""
         trained = (
             self.engine_logprobs, self.trainer_logprobs, self.reference_logprobs, self.values, self.advantages,
             self.step_rewards,
