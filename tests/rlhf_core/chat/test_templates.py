@@ -156,7 +156,8 @@ def test_a_shipped_template_adds_no_special_token() -> None:
 def test_what_is_wrong_with_a_template_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], problem: str
 ) -> None:
-    monkeypatch.setattr(jinja_check, "_TRIAL_SECONDS", 1)
+    if settings.get("chat_template") == "loop.jinja":
+        monkeypatch.setattr(jinja_check, "_TRIAL_SECONDS", 1)
     (tmp_path / "loop.jinja").write_text(
         "{% for i in range(99999) %}{% for j in range(99999) %}a{% endfor %}{% endfor %}"
     )
