@@ -19,7 +19,7 @@ from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engine import Request, SamplingParameters
-from rlhf_core.rollout.engines import Engines
+from rlhf_core.rollout.engines import Engines, survive_dead_engines
 from rlhf_core.types import Prompt, Trajectory
 
 
@@ -45,12 +45,15 @@ class Rollouter:
         environments: EnvironmentHost | None = None,
         stream: Stream | None = None,
         images: ShownImages | None = None,
+        replace_dead: Callable[[], list[str]] | None = None,
     ) -> None:
         """config: of the engines. environments: none: an episode is the reply to its prompt. stream: plays all
         episodes, since it occupies the engines; none: engine calls play them. images: reads those of environments;
-        none: these use text alone.
+        none: these use text alone. replace_dead: starts engines that have died again, with the weights of the others;
+        none: all serve those that they start with. Not of a stream.
         """
         self._images = images
+        self._replace_dead = replace_dead or engines.replace_dead
         self._engines = engines
         self._stream = stream
         self._tokenizer = tokenizer
@@ -93,6 +96,11 @@ class Rollouter:
         episodes = self._episodes(starts, sampling, play)
         if self._stream is not None:
             return self._stream.play(episodes)
+        return survive_dead_engines(
+            lambda: self._played_by_calls(episodes), self._replace_dead, f"{len(episodes)} episodes are played anew"
+        )
+
+    def _played_by_calls(self, episodes: Sequence[Play[T]]) -> list[T]:
         if not self._config.repeatable:
             return play_concurrently(episodes, self._engines)
         # Episodes of one call wait for each other, and so for no slot.

@@ -172,7 +172,9 @@ def _wire(
     shown = None
     if read.processor is not None and not config.text_readers and config.asynchronous is None:
         shown = ShownImages(read.processor, context.workdir / "shown_images", config.rollout.max_images)
-    rollouter = Rollouter(engines, read.tokenizer, config.rollout, read.environment_host, stream, shown)
+    rollouter = Rollouter(
+        engines, read.tokenizer, config.rollout, read.environment_host, stream, shown, publisher.replace_dead
+    )
 
     scores = rank_scores(config, inputs, trainer, turns)
     model_rewards = {name: model.reward(scores[name]) for name, model in read.reward_models.items()}

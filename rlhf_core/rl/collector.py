@@ -120,8 +120,6 @@ class SyncCollector:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for part in (self._rollouts, self._rewards):
-            part.take_failures()  # of a step that is collected anew
         self._prompts.load_state_dict(state["prompts"])
         self._rewards.load_state_dict(state["rewards"])
         self.counts = PromptCounts.restored(state)

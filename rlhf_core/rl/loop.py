@@ -9,7 +9,6 @@ experience → ranks → scoring → algorithms/base → worker → publisher �
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,6 @@ import torch
 from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.errors import ActorDiedError
 from rlhf_core.metrics import merged
 from rlhf_core.models.vision import ImageProcessor
 from rlhf_core.rl.collector import Collector
@@ -33,8 +31,6 @@ from rlhf_core.rl.rollout_log import RolloutLog
 from rlhf_core.rl.validation import Validation
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.types import Rollouts, Trajectory
-
-_MOST_REPLACEMENTS = 3  # of engines in one step; then the job ends
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ class Loop:
 
     def _step(self, step: int) -> dict[str, float]:
         phase = PhaseTimer()
-        trajectories, collected = self._collect(step, phase)  # phases `rollout` and `reward`, maybe repeated
+        trajectories, collected = self.collector.collect(step, phase)  # phases `rollout` and `reward`
         self.publisher.require_fresh(trajectories)
 
         with phase("score"):
@@ -115,19 +111,6 @@ class Loop:
 
         validated = self.validation.after(step + 1, phase) if self.validation is not None else {}
         return merged(describe(trajectories, scored), collected, updated, proof, validated, phase.take())
-
-    def _collect(self, step: int, phase: PhaseTimer) -> tuple[list[Trajectory], dict[str, float]]:
-        """Return the step's trajectories and metrics. If an engine dies, it is replaced, and the step samples anew."""
-        before = copy.deepcopy(self.collector.state_dict())
-        for _ in range(_MOST_REPLACEMENTS):
-            try:
-                return self.collector.collect(step, phase)
-            except ActorDiedError as error:
-                if self.config.asynchronous is not None or not (replaced := self.publisher.replace_dead()):
-                    raise
-                print(f"{error}; {', '.join(replaced)} started again, step {step + 1} samples anew", flush=True)
-            self.collector.load_state_dict(before)
-        return self.collector.collect(step, phase)
 
 
 def describe(trajectories: Sequence[Trajectory], rollouts: Rollouts) -> dict[str, float]:

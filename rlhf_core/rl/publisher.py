@@ -87,7 +87,7 @@ class Publisher:
         except ActorDiedError as error:
             if self._hybrid or not (names := self._engines.replace_dead()):
                 raise
-            print(f"{error}; {', '.join(names)} started again, version {version} is published anew", flush=True)
+            print(f"{error}; {', '.join(names)} restarted, version {version} is published anew", flush=True)
             proof = self._prove(self._hand_over(version, source))
         self._source = source
         self._turns.sample()

@@ -17,6 +17,8 @@ S = TypeVar("S")
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_MOST_REPLACEMENTS = 3  # of dead engines in one call; then the job ends
+
 
 class Engines(Protocol):
     """Engines 0 ... size - 1. Methods are passed unbound, such as `engines.call(RolloutEngine.wake)`."""
@@ -113,6 +115,21 @@ def hand_over(engines: Engines, weights: Publication) -> WeightManifest:
             raise TransportError(f"{error}; {rank_error}") from error
         raise
     return replace(weights.manifest, digests=finish_sending())
+
+
+def survive_dead_engines(call: Callable[[], R], replace_dead: Callable[[], list[str]], retried: str) -> R:
+    """Return the result of `call`, retried on new engines in place of those that die meanwhile, three times at most.
+
+    replace_dead: starts them, and returns their names; if none, the error is raised. retried: for the job's output.
+    """
+    for _ in range(_MOST_REPLACEMENTS):
+        try:
+            return call()
+        except ActorDiedError as error:
+            if not (names := replace_dead()):
+                raise
+            print(f"{error}; {', '.join(names)} restarted, {retried}", flush=True)
+    return call()
 
 
 def verb(method: Callable[..., Any]) -> str:

@@ -20,11 +20,12 @@ from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.contract import Input
 from rlhf_core.stages import job
 from rlhf_core.stages.runner import run_job
 from tests.rlhf_core.stages.killed_runs import SECONDS, finish, kill_when_held, start
-from tests.rlhf_core.stages.rl_jobs import results, specified
+from tests.rlhf_core.stages.rl_jobs import results, rows_of, specified
 
 Result = tuple[str, list[dict[str, Any]]]  # the hash of the weights, and the lines of metrics
 
@@ -70,13 +71,13 @@ def killed_and_whole(
 
 
 def engine_killed_and_whole(
-    config: RLConfig, inputs: Mapping[str, Input], folder: Path, ray_address: str
-) -> tuple[Result, Result, str]:
-    """Two jobs, an engine of one of which is killed in the middle of a step; results, and the log of that one."""
+    config: StageConfig, inputs: Mapping[str, Input], folder: Path, ray_address: str, stage: str = "rl"
+) -> tuple[Any, Any, str]:
+    """Two jobs, an engine of one of which is killed while rewards are computed; results, and the log of that one."""
     environment = {"RAY_ADDRESS": ray_address, "ALIGNMENT_CACHE": str(folder / "cache")}
     whole, killed = (ArtifactRepository(open_store(str(folder / name / "store"))) for name in ("whole", "killed"))
-    spec = specified(whole, inputs, folder / "whole", config)
-    assert specified(killed, inputs, folder / "killed", config) == spec
+    spec = specified(whole, inputs, folder / "whole", config, stage)
+    assert specified(killed, inputs, folder / "killed", config, stage) == spec
     finish(start(_job, whole.store.url, spec, folder / "whole", environment))
     (folder / "killed" / "now").touch()
     job = start(_job, killed.store.url, spec, folder / "killed", environment | {"HOLD": str(folder / "killed")})
@@ -87,7 +88,8 @@ def engine_killed_and_whole(
     engines[0].kill()
     (folder / "killed" / "now").unlink()
     finish(job)
-    ended = [results(run, run.manifest(spec.ref), folder / "cache") for run in (whole, killed)]
+    read = results if stage == "rl" else rows_of
+    ended = [read(run, run.manifest(spec.ref), folder / "cache") for run in (whole, killed)]
     return ended[0], ended[1], (folder / "killed" / "log").read_text()
 
 

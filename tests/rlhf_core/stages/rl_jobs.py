@@ -18,6 +18,7 @@ from rlhf_core.models.quantisation import write_rounded
 from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.table import STAGES
 from rlhf_core.testing.stage import without_times
+from rlhf_core.tracking.protocol import METRICS_FILE
 from tests.rlhf_core.stages.context import local_input
 from tests.rlhf_core.stages.supervised_runs import base_model, dataset
 
@@ -151,5 +152,11 @@ def results(repository: ArtifactRepository, manifest: Manifest | None, cache: Pa
     """The hash of the weights (with LoRA: the adapter's), and the lines of metrics."""
     assert manifest is not None
     (weights,) = (file.sha256 for file in manifest.files if file.path.endswith("model.safetensors"))
-    lines = (repository.fetch(manifest.ref, cache) / "metrics.jsonl").read_text().splitlines()
+    lines = (repository.fetch(manifest.ref, cache) / METRICS_FILE).read_text().splitlines()
     return weights, [without_times(json.loads(line)) for line in lines]
+
+
+def rows_of(repository: ArtifactRepository, manifest: Manifest | None, cache: Path) -> dict[str, str]:
+    """The hash of each file but the metrics."""
+    assert manifest is not None
+    return {file.path: file.sha256 for file in manifest.files if file.path != METRICS_FILE}

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 
+from rlhf_core.stages.table import STAGES
 from tests.rl_matrix import COMBINATIONS
 from tests.rlhf_core.stages.killed_jobs import engine_killed_and_whole, killed_and_whole
 from tests.rlhf_core.stages.rl_jobs import job_inputs
@@ -47,8 +49,8 @@ def test_a_killed_job_ends_as_if_it_had_not_been(ray_cluster: None, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("grpo-full-zero2-hybrid", "died in generate: .*; engine [01] started again, step 1 samples anew"),
-        ("ppo-lora-zero2-own", "died in load: .*; engine [01] started again, version 1 is published anew"),
+        ("grpo-full-zero2-hybrid", "died in generate: .*; engine [01] restarted, [0-9]+ episodes are played anew"),
+        ("ppo-lora-zero2-own", "died in load: .*; engine [01] restarted, version 1 is published anew"),
     ],
     ids=["while it samples", "while it is published to"],
 )
@@ -60,6 +62,26 @@ def test_an_engine_that_is_killed_is_started_again_and_the_job_goes_on(
     whole, killed, log = engine_killed_and_whole(config, job_inputs(tmp_path / "inputs", config), tmp_path, address)
     assert re.search(said, log)
     assert "resumes after" not in log
+    assert killed == whole
+
+
+@pytest.mark.parametrize("stage", ["evaluation", "generate"])
+def test_an_engine_that_is_killed_in_a_stage_that_samples_is_started_again(
+    ray_cluster: None, tmp_path: Path, stage: str
+) -> None:
+    """While the rewards of the first two prompts are computed."""
+    function = {"type": "function", "path": "reward.py"}
+    of_stage: dict[str, Any] = {
+        "evaluation": {"scorers": {"short": function}, "pass_at": (1,)},
+        "generate": {"rewards": {"short": function}, "model": "model"},
+    }
+    config = STAGES[stage].config.model_validate({
+        "dataset": "prompts", "samples": 2, "sampling": {"max_tokens": 4}, "prompts_per_call": 2,
+        "rollout": {"max_length": 32, "cpu_cache_gib": 0.25, "engines": 2, "cpus_per_engine": 0.5}, **of_stage[stage],
+    })  # fmt: skip
+    address = ray.get_runtime_context().gcs_address
+    whole, killed, log = engine_killed_and_whole(config, job_inputs(tmp_path / "inputs"), tmp_path, address, stage)
+    assert re.search("died in generate: .*; engine [01] restarted, [0-9]+ episodes are played anew", log)
     assert killed == whole
 
 
