@@ -12,10 +12,11 @@ from itertools import takewhile
 from typing import Protocol
 
 from rlhf_core.artifacts.attempts import Attempts
+from rlhf_core.artifacts.job_logs import write_log
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
-from rlhf_core.errors import StageError
+from rlhf_core.errors import StageError, StoreError
 from rlhf_core.graph.graph import Node
 from rlhf_core.graph.user_files import named_variables
 from rlhf_core.pipeline.specs import RunSettings, store_spec
@@ -63,7 +64,10 @@ def run_stage(
         request = _request(node, settings, _memory(node, repository))
         restarts = 0 if settings.watchdog is None else settings.watchdog.restarts
         follower = Follower(repository.store, request.id_prefix, settings.run_id)
-        _compute(request, jobs, watcher, follower, lambda: _times_stuck(repository.store, node.ref) <= restarts)
+        _compute(
+            request, jobs, watcher, follower, may_restart=lambda: _times_stuck(repository.store, node.ref) <= restarts,
+            keep_log=lambda job_id: write_log(repository.store, node.ref, job_id, jobs.log(job_id)),
+        )  # fmt: skip
     except StageError as error:
         raise type(error)(f"{node.name}: {error}") from error
     manifest = repository.manifest(node.ref)
@@ -100,9 +104,15 @@ def stop_jobs_of(run_id: str, store: Store, jobs: RayJobs) -> list[str]:
 
 
 def _compute(
-    request: JobRequest, jobs: RayJobs, watcher: StageWatcher, follower: Follower, may_restart: Callable[[], bool]
+    request: JobRequest,
+    jobs: RayJobs,
+    watcher: StageWatcher,
+    follower: Follower,
+    *,
+    may_restart: Callable[[], bool],
+    keep_log: Callable[[str], None],
 ) -> None:
-    """may_restart: asked for a job that has hung."""
+    """may_restart: asked for a job that has hung. keep_log: called when a job has ended, or is no longer followed."""
     with follower:
         stopped = follower.join()
         if stopped:
@@ -131,8 +141,18 @@ def _compute(
                 if follower.leave_and_stop(job_id):
                     jobs.stop(job_id)
                 raise
+            finally:
+                _try_to_keep(job_id, keep_log, watcher)
             follower.leave()
             return
+
+
+def _try_to_keep(job_id: str, keep_log: Callable[[str], None], watcher: StageWatcher) -> None:
+    """Keep the log of a job, unless it is lost with its cluster, or the store fails: the result is there without it."""
+    try:
+        keep_log(job_id)
+    except (StageError, StoreError) as error:
+        watcher.line(f"the log of the job {job_id} is not in the store: {error}")
 
 
 def _request(node: Node, settings: RunSettings, memory: int) -> JobRequest:

@@ -1,4 +1,4 @@
-"""Lines of the logs of a run's jobs, as Ray has them, each with the process that printed it."""
+"""Lines of the logs of a run's jobs, as Ray or the store has them, each with the process that printed it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from deployments.cli.documents import LogLine
+from rlhf_core.artifacts.job_logs import read_logs
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import StackError, StageError, StoreError
-from rlhf_core.pipeline.record import read_record
+from rlhf_core.pipeline.record import read_record, read_start
 from rlhf_core.tracking.protocol import Progress, parse
 from tasks.job_log import LINE_OF_RAY
 from tasks.ray_jobs import RayJobs, StageJob
@@ -25,11 +26,44 @@ _ACTOR = re.compile(r"\((?P<name>\w+) pid=(?P<pid>\d+)(?:, ip=[^)]+)?\) ?(?P<lin
 _PROCESSES = {"_Rank": "rank", "EngineActor": "engine"}  # by the class of the actor
 
 
-def stored_lines(jobs: RayJobs, of: str) -> Iterator[LogLine]:
-    """Yield the lines of all jobs of a run or a stage, job by job. Raises StackError if Ray has none of them."""
-    for job in _jobs_of(jobs, of):
-        for line in jobs.log(job.id).splitlines():
-            yield from _log_line(job, line)
+def stored_lines(connected: Callable[[], RayJobs], of: str) -> Iterator[LogLine]:
+    """Yield the lines of all jobs of a run or a stage, job by job: of those that Ray has forgotten, from the store.
+
+    Raises StackError if neither has any of them, StoreError.
+    """
+    logs = _kept_logs(of)
+    try:
+        jobs = connected()
+        known = _jobs_of(jobs, of)
+    except StackError:
+        if not logs:
+            raise
+        known = []
+    for job_id, (node, log) in logs.items():
+        if job_id not in {job.id for job in known}:
+            yield from _log_lines(job_id, node, log)
+    for job in known:
+        yield from _log_lines(job.id, job.node, jobs.log(job.id))
+
+
+def _kept_logs(of: str) -> dict[str, tuple[str, str]]:
+    """Return the node and the log of each job of a run by its id, or of an artifact by its name, by the job's id."""
+    stage, slash, digits = of.partition("/")
+    try:
+        store = open_store(store_url())
+        if slash:
+            return {job_id: (stage, log) for job_id, log in read_logs(store, f"stages/{stage}/{digits}").items()}
+        start = read_start(store, of) if of else None
+    except StoreError:  # no store is needed to read the logs of a cluster
+        return {}
+    if start is None:
+        return {}
+    computed = {name: ref for name, ref in start.nodes.items() if name not in start.reused}
+    return {
+        job_id: (name, log)
+        for name, ref in computed.items()
+        for job_id, log in read_logs(store, f"{ref.path}/").items()
+    }
 
 
 def followed_lines(jobs: RayJobs, of: str) -> Iterator[LogLine]:
@@ -62,7 +96,7 @@ def _follow(jobs: RayJobs, job: StageJob, put: Callable[[LogLine], None], stop: 
             put(LogLine(job.id, job.node, "driver", None, str(progress)))
 
         def line(self, line: str) -> None:
-            for each in _log_line(job, line):
+            for each in _log_line(job.id, job.node, line):
                 put(each)
 
         def cancelled(self) -> bool:
@@ -84,8 +118,8 @@ def _jobs_of(jobs: RayJobs, of: str) -> list[StageJob]:
         found = found or [job for job in known if job.node == of][-1:]
     if not found:
         raise StackError(
-            f"the Ray cluster at {jobs.address} has no job of `{of}`: its stages were reused and had none, or the "
-            "cluster that ran them is gone, and its logs with it"
+            f"the Ray cluster at {jobs.address} has no job of `{of}`, and the store no log: its stages were reused and "
+            "had none, or the cluster that ran them is gone; name the run or the stage/key"
         )
     return found
 
@@ -100,14 +134,19 @@ def _prefixes_of_run(run_id: str) -> tuple[str, ...]:
     return tuple(f"{node.ref.stage}-{node.ref.key[:_KEY_DIGITS]}-" for node in nodes if node.outcome != "reused")
 
 
-def _log_line(job: StageJob, text: str) -> Iterator[LogLine]:
+def _log_lines(job_id: str, node: str, log: str) -> Iterator[LogLine]:
+    for line in log.splitlines():
+        yield from _log_line(job_id, node, line)
+
+
+def _log_line(job_id: str, node: str, text: str) -> Iterator[LogLine]:
     message = parse(text)
     if message is not None:
-        yield LogLine(job.id, job.node, "driver", None, str(message))
+        yield LogLine(job_id, node, "driver", None, str(message))
         return
     plain = _COLOUR.sub("", text)
     if match := _ACTOR.match(plain):
         process = _PROCESSES.get(match["name"], match["name"])
-        yield LogLine(job.id, job.node, process, int(match["pid"]), match["line"])
+        yield LogLine(job_id, node, process, int(match["pid"]), match["line"])
     elif plain.strip() and not plain.startswith(LINE_OF_RAY):
-        yield LogLine(job.id, job.node, "driver", None, plain)
+        yield LogLine(job_id, node, "driver", None, plain)

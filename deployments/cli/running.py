@@ -40,13 +40,12 @@ def logs(
 ) -> Iterator[Printed[LogLine]]:
     """Print what the jobs of a run or a stage have printed: driver, ranks and engines.
 
-    Ray keeps the logs as long as its head lives.
+    Of jobs that the Ray cluster does not know any more, from the store, which has the end of each log.
     """
     from deployments.cli.job_lines import followed_lines, stored_lines
     from tasks.ray_jobs import connect  # Ray takes a second
 
-    jobs = connect(patience=10)
-    found = followed_lines(jobs, of) if follow else stored_lines(jobs, of)
+    found = followed_lines(connect(patience=10), of) if follow else stored_lines(lambda: connect(patience=10), of)
     for line in found:
         if process in (None, line.process):
             source = line.stage if line.pid is None else f"{line.stage} {line.process} {line.pid}"

@@ -151,7 +151,7 @@ def _known(rest: str) -> str:
         return rest.removesuffix(".json")
     if _UPLOADS.fullmatch(rest):
         return "uploads"
-    of_a_job = _CHECKPOINT.fullmatch(rest) or _ATTEMPT.fullmatch(rest) or rest.startswith("live/")
+    of_a_job = _CHECKPOINT.fullmatch(rest) or _ATTEMPT.fullmatch(rest) or rest.startswith(("live/", "logs/"))
     return "of a job" if of_a_job else ""
 
 

@@ -16,7 +16,9 @@ from prefect.client.schemas.filters import (
     FlowRunFilterId,
 )
 from prefect.client.schemas.objects import Artifact, FlowRun
+from typer.testing import CliRunner
 
+from deployments.cli.main import app
 from flows.earlier_attempts import close_earlier_attempts
 from rlhf_core.errors import RecipeError, StageError, StoreError
 from rlhf_core.pipeline.record import read_record
@@ -175,8 +177,9 @@ def test_what_is_wrong_is_said_before_any_job(workplace: Workplace, monkeypatch:
 
 @pytest.mark.slow("runs a recipe as Ray jobs")
 def test_a_failed_stage_says_why_on_its_run_s_page_and_the_next_attempt_closes_what_waited(
-    workplace: Workplace,
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What its job printed is in the store."""
     workplace.write_recipe("needs: '{sign}'")
     with pytest.raises(StageError, match="there is no sign"):
         few(workplace.recipe, [*NODES, "pretrain"])
@@ -188,6 +191,12 @@ def test_a_failed_stage_says_why_on_its_run_s_page_and_the_next_attempt_closes_w
     before = task_states(run)
     close_earlier_attempts(run.id)
     assert task_states(run) == {**before, "pretrain": "NotRun"}
+
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")  # its cluster is gone, and Ray's logs with it
+    for of in (str(run.id), workplace.node("data.words").ref.full):
+        printed = CliRunner().invoke(app, ["logs", of])
+        assert printed.exit_code == 0, printed.output
+        assert "ValueError: there is no sign" in printed.stdout
 
 
 def test_a_library_s_error_is_on_the_run_s_page_too(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

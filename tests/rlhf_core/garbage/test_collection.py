@@ -15,6 +15,7 @@ import pytest
 from rlhf_core.artifacts import deletions as fence
 from rlhf_core.artifacts.aliases import Evidence
 from rlhf_core.artifacts.attempts import Attempts
+from rlhf_core.artifacts.job_logs import write_log
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.deletions import DELETING, Deletions
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
@@ -217,11 +218,12 @@ def test_checkpoints_go_when_their_stage_has_ended_or_was_given_up(local: Artifa
             Checkpoint(name=name, step=7, ranks=1, files=(file,), libraries={}, created_at=LONG_AGO)
         )
         Attempts(store, ref).write(attempt("failed"))
+        write_log(store, ref, "sft-0-1", "ValueError: no rows")
     month = parse_keep(["blobs=0m"])
     assert collected(store, month) == 3  # the checkpoint of what is done, and the bytes of what is not
     assert Checkpoints(store, given_up.ref).newest_step() == 7
     assert [len(Attempts(store, ref).all()) for ref in (done.ref, given_up.ref)] == [1, 1]
-    assert collected(store) == 3  # the attempt, too
+    assert collected(store) == 4  # the attempt and its log, too
     assert (names(local), store.list(f"{given_up.ref.path}/")) == ({"done"}, [])
     assert len(Attempts(store, done.ref).all()) == 1
 
