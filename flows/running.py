@@ -45,6 +45,7 @@ from rlhf_core.pipeline.specs import run_settings
 from rlhf_core.report.formatting import main_metrics
 from tasks.prefect_tasks import StageRunner, stage_task
 from tasks.ray_jobs import connect
+from tasks.run_progress import RunProgress
 from tasks.stage import StageResult, stop_jobs_of
 
 Row = dict[str, str]
@@ -112,7 +113,7 @@ def compute(
     settings = run_settings(prepared, str(runtime.flow_run.id))
     write_needs(prepared.store, settings.run_id, [node.ref for node in prepared.graph.values()])
     stuck = partial(_notify_stuck, prepared, settings.run_id, get_run_logger().warning)
-    runner = StageRunner(settings, nodes, prepared.repository, connect(), cancel, stuck)
+    runner = StageRunner(settings, nodes, prepared.repository, connect(), cancel, RunProgress(nodes), stuck)
     with nullcontext() if watch is None else watch.watching(start, cancel.set):
         futures = _submit(nodes, runner)
         try:

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterId,
 )
-from prefect.client.schemas.objects import Artifact, FlowRun, State, TaskRun
+from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from rich.console import Console
@@ -34,6 +35,7 @@ from deployments.cli.prefect_server import answers_of, asking_for, prefect_api
 from deployments.cli.waiting import awaited
 from deployments.stack.automations import SILENT
 from rlhf_core.errors import StackError
+from tasks.run_progress import StageProgress, stages_of
 
 _CTRL_C = "Ctrl-C in the terminal"
 _POLL_SECONDS = 1.0
@@ -154,8 +156,9 @@ class _FollowedRun:
                 flow_run_id=ArtifactFilterFlowRunId(any_=[self._run_id]), type=ArtifactFilterType(any_=["progress"])
             )
         )
-        progress = {artifact.task_run_id: artifact for artifact in artifacts}
-        return [_node_view(name, newest.get(name), progress) for name in self._nodes]
+        of_attempts = sorted(artifacts, key=lambda artifact: artifact.created or datetime.min.replace(tzinfo=UTC))
+        progress = stages_of(of_attempts[-1].description or "") if of_attempts else {}
+        return [_node_view(name, newest.get(name), progress.get(name)) for name in self._nodes]
 
 
 def _may_be_alive(state: State) -> bool:
@@ -167,10 +170,8 @@ def _started_at(task_run: TaskRun) -> float:
     return task_run.start_time.timestamp() if task_run.start_time else 0.0
 
 
-def _node_view(name: str, task_run: TaskRun | None, progress: Mapping[UUID | None, Artifact]) -> NodeView:
+def _node_view(name: str, task_run: TaskRun | None, progress: StageProgress | None) -> NodeView:
     if task_run is None or task_run.state_name in (None, "Pending"):
         return NodeView(name, "waiting", 0.0, None, "")
-    artifact = progress.get(task_run.id)
-    percent = float(artifact.data) if artifact is not None and isinstance(artifact.data, int | float) else None
-    text = (artifact.description or "").partition("** ")[2] if artifact is not None else ""
+    percent, text = (None, "") if progress is None else (progress.percent, progress.text)
     return NodeView(name, task_run.state_name or "", task_run.estimated_run_time.total_seconds(), percent, text)

@@ -1,6 +1,7 @@
 """The flow on a real Ray head and a real Prefect server, in a local store; the other files have S3."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from rlhf_core.errors import RecipeError, StageError, StoreError
 from rlhf_core.pipeline.record import read_record
 from tasks.followers import Follower
 from tasks.job_request import id_prefix
+from tasks.run_progress import StageProgress, stages_of
 from tests.flows.conftest import NODES, Workplace
 from tests.flows.few import few
 
@@ -58,9 +60,9 @@ def outcomes(rows: list[dict[str, str]]) -> dict[str, str]:
 def test_a_second_run_reuses_everything_and_a_deleted_manifest_is_a_miss(workplace: Workplace) -> None:
     assert outcomes(few(workplace.recipe, NODES, tags=["mine"])) == dict.fromkeys(NODES, "computed")
     assert newest_run().tags == ["few", "mine"]
-    progress = [artifact.data for artifact in artifacts(newest_run(), "progress")]
-    assert progress
-    assert set(progress) == {100.0}
+    (progress,) = artifacts(newest_run(), "progress")
+    assert progress.data == 100.0
+    assert stages_of(progress.description or "") == dict.fromkeys(sorted(NODES), StageProgress(100.0, "done"))
     assert outcomes(few(workplace.recipe, NODES)) == dict.fromkeys(NODES, "reused")
     record = read_record(workplace.repository.store, str(newest_run().id))
     assert record is not None
@@ -184,9 +186,12 @@ def test_a_failed_stage_says_why_on_its_run_s_page_and_the_next_attempt_closes_w
     with pytest.raises(StageError, match="there is no sign"):
         few(workplace.recipe, [*NODES, "pretrain"])
     run = newest_run()
-    failed = [a for a in artifacts(run, "progress") if a.key == "progress-data-words"]
-    (shown,) = [artifact.description or "" for artifact in failed]
-    assert shown.startswith("**data.words** failed: StageError: rows.py:rows raised ValueError: there is no sign")
+    (progress,) = artifacts(run, "progress")
+    first, *others = (progress.description or "").split("\n\n")
+    assert re.match(
+        r"\*\*data.words\*\* \S+ % · failed: StageError: rows.py:rows raised ValueError: there is no", first
+    )
+    assert sorted(others) == ["**base** 100 % · done", "**data.test** 100 % · done"]
     wait_until(lambda: task_states(run).get("pretrain") == "NotReady")
     before = task_states(run)
     close_earlier_attempts(run.id)
@@ -206,8 +211,8 @@ def test_a_library_s_error_is_on_the_run_s_page_too(workplace: Workplace, monkey
     monkeypatch.setattr("tasks.prefect_tasks.run_stage", broken)
     with pytest.raises(Exception, match="the peer has gone"):
         few(workplace.recipe, NODES)
-    shown = {artifact.description for artifact in artifacts(newest_run(), "progress")}
-    assert "**data.test** failed: ConnectionResetError: the peer has gone" in shown
+    (progress,) = artifacts(newest_run(), "progress")
+    assert "**data.test** 0 % · failed: ConnectionResetError: the peer has gone" in (progress.description or "")
 
 
 def task_states(flow_run: FlowRun) -> dict[str, str | None]:

@@ -15,9 +15,9 @@ import pytest
 from rlhf_core.artifacts import deletions as fence
 from rlhf_core.artifacts.aliases import Evidence
 from rlhf_core.artifacts.attempts import Attempts
-from rlhf_core.artifacts.job_logs import write_log
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.deletions import DELETING, Deletions
+from rlhf_core.artifacts.job_logs import write_log
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
