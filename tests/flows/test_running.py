@@ -1,5 +1,6 @@
 """The flow on a real Ray head and a real Prefect server, in a local store; the other files have S3."""
 
+import io
 import os
 import re
 import signal
@@ -17,8 +18,11 @@ from prefect.client.schemas.filters import (
     FlowRunFilterId,
 )
 from prefect.client.schemas.objects import Artifact, FlowRun
+from rich.console import Console
 from typer.testing import CliRunner
 
+from deployments.cli.following import _FollowedRun
+from deployments.cli.live_view import view
 from deployments.cli.main import app
 from flows.earlier_attempts import close_earlier_attempts
 from rlhf_core.errors import RecipeError, StageError, StoreError
@@ -62,7 +66,12 @@ def test_a_second_run_reuses_everything_and_a_deleted_manifest_is_a_miss(workpla
     assert newest_run().tags == ["few", "mine"]
     (progress,) = artifacts(newest_run(), "progress")
     assert progress.data == 100.0
-    assert stages_of(progress.description or "") == dict.fromkeys(sorted(NODES), StageProgress(100.0, "done"))
+    assert stages_of(progress.description or "") == dict.fromkeys(NODES, StageProgress(100.0, "done"))
+    with get_client(sync_client=True) as client, view(Console(file=io.StringIO())) as terminal:
+        shown = _FollowedRun(client, newest_run().id, NODES, terminal)._snapshot()
+    assert [(each.name, each.state, each.percent, each.text) for each in shown] == [
+        (name, "Computed", 100.0, "done") for name in NODES
+    ]
     assert outcomes(few(workplace.recipe, NODES)) == dict.fromkeys(NODES, "reused")
     record = read_record(workplace.repository.store, str(newest_run().id))
     assert record is not None
