@@ -114,8 +114,9 @@ class RoundDrafter(Drafter):
             accepted=ACCEPTED, candidate=candidate, prompts=PROMPTS, gate=loop.gate,
             accepted_evaluation=self._evaluation(ACCEPTED),
             candidate_evaluation=self._evaluation(loop.candidate),
+            start_evaluation=None if loop.gate.start_margin is None else self._evaluation(loop.start),
         )  # fmt: skip
-        inputs = {setting.path: setting.names[0] for setting in input_settings(config)}
+        inputs = {setting.path: setting.names[0] for setting in input_settings(config) if setting.names}
         self._add(Draft(ROUND, "loop", STAGES[ROUND], config, inputs))
 
     def _evaluation(self, model: str) -> str:

@@ -30,6 +30,11 @@ class GateConfig(Config):
         description="maximum decrease of the mean score at the lower end of the 95 % interval of the difference; less "
         "than 0: the minimum increase",
     )
+    start_margin: Margin | None = Field(
+        default=None,
+        description="likewise against the model of `loop.start`, which `evaluation` must evaluate too: the bound of "
+        "many rounds that each lose a little; none: no bound",
+    )
 
 
 class LoopConfig(Config):
@@ -64,4 +69,7 @@ class RoundConfig(StageConfig):
     prompts: Annotated[str, Reads("dataset")] = Field(description="its prompts")
     accepted_evaluation: Annotated[str, Reads("evaluation")] = Field(description="evaluation of the accepted model")
     candidate_evaluation: Annotated[str, Reads("evaluation")] = Field(description="evaluation of the candidate")
+    start_evaluation: Annotated[str | None, Reads("evaluation", optional=True)] = Field(
+        default=None, description="evaluation of the loop's start, where the gate has a `start_margin`"
+    )
     gate: GateConfig = Field(description="acceptance criterion of candidates")

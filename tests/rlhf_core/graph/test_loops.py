@@ -95,6 +95,16 @@ def test_the_first_round_starts_from_the_stage_that_the_loop_names(tmp_path: Pat
     }  # fmt: skip
 
 
+def test_a_gate_with_a_bound_against_the_start_reads_its_evaluation(tmp_path: Path) -> None:
+    bounded = "loop.gate.start_margin=0.1"
+    with pytest.raises(RecipeError, match="`evaluation` does not evaluate `sft`: add it"):
+        graph(tmp_path, bounded)
+    models = "evaluation.models=[sft,accepted,dpo]"
+    first, later = (graph(tmp_path, bounded, models, start=start) for start in (None, LATER))
+    assert later["round"].inputs["start_evaluation"] == "evaluation.sft"
+    assert first["evaluation.accepted"].ref == first["evaluation.sft"].ref == later["evaluation.sft"].ref
+
+
 def test_a_later_round_starts_from_the_accepted_model_on_prompts_after_those_before(tmp_path: Path) -> None:
     first, nodes = graph(tmp_path), graph(tmp_path, start=LATER)
     assert nodes["accepted"].ref == ACCEPTED

@@ -123,6 +123,23 @@ def test_a_candidate_is_accepted_if_the_interval_says_so(
     assert (output.kind, output.metrics["accepted"]) == (Kind.ROUND, accepted)
 
 
+@pytest.mark.parametrize(("start_margin", "accepted"), [(0.6, 1), (0.5, 0)])
+def test_a_candidate_that_is_as_good_as_the_last_one_must_not_be_far_below_the_start(
+    tmp_path: Path, start_margin: float, accepted: int
+) -> None:
+    """The lower end is -0.5 less the half width of the interval, 0.1."""
+    names = ("accepted", "candidate", "prompts", "accepted_evaluation", "candidate_evaluation", "start_evaluation")
+    scores = {"accepted_evaluation": HALF, "candidate_evaluation": HALF, "start_evaluation": [1.0] * 100}
+    inputs = {name: evaluation(tmp_path / name, of_model) for name, of_model in scores.items()}
+    gate = GateConfig(margin=0.04, start_margin=start_margin)
+    output = round_stage.run(
+        RoundConfig(gate=gate, **dict.fromkeys(names, "x")), inputs, LocalContext(tmp_path / "work", name="round")
+    )
+    assert (output.metrics["accepted"], output.metrics["difference"]) == (accepted, 0.0)
+    assert output.metrics["difference_to_start"] == -0.5
+    assert "; against the loop's start, exact, greedy: -0.500 (" in str(output.metrics["reason"])
+
+
 def test_the_reason_has_the_figures(tmp_path: Path) -> None:
     assert verdict(tmp_path, 0.04, HALF, HALF).metrics["reason"] == (
         "exact, greedy: +0.000 (-0.037 to +0.037) on 100 prompts; the lower end is at least -0.040"
