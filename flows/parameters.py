@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
@@ -31,4 +31,9 @@ RerunFrom = Annotated[str, _titled("Rerun from")]
 Budget = Annotated[float | None, Field(ge=0), WithJsonSchema(_BUDGET), _titled("Budget")]
 Tags = Annotated[list[Tag], _titled("Tags")]
 NodeName = Annotated[str, _titled("Stage")]
+ModelName = Annotated[str, _titled("Model")]
+CandidateName = Annotated[str, _titled("Candidate")]
+DecisionName = Annotated[Literal["approve", "reject"], _titled("Decision")]
+ApproverName = Annotated[str, Field(pattern=r"\S"), _titled("Your name")]
+ReasonText = Annotated[str, Field(pattern=r"\S"), _titled("Reason")]
 RoundCount = Annotated[int, Field(ge=1), _titled("Rounds")]

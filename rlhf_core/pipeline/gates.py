@@ -57,7 +57,7 @@ def _next_step(store: Store, model: str, move: Alias, waits: bool) -> str:
     name, chosen = f"`{model}/{CANDIDATE}`", f"{model} --candidate {move.manifest}"
     if waits:
         commands = f"alignment approve {chosen}\nalignment reject {chosen} --reason WHY"
-        return f"{name} waits for a person:\n\n```\n{commands}\n```"
+        return f"{name} waits for a person, here by the deployment `registry/decision`, or:\n\n```\n{commands}\n```"
     if read_alias(store, model, CANDIDATE) == move:
         return f"{name} is `{move.manifest}`:\n\n```\nalignment promote {chosen}\n```"
     return f"{name} was moved on since: `alignment log {model}`"

@@ -12,11 +12,13 @@ from prefect.artifacts import Artifact
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.gates import event_of
+from flows.registry import decide
 from flows.running import conclude
 from rlhf_core.artifacts.aliases import Alias, read_alias
 from rlhf_core.artifacts.gates import Gate
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.config.notify import Event
+from rlhf_core.errors import StoreError
 from rlhf_core.pipeline.gates import Judged
 from rlhf_core.pipeline.prepare import Prepared, prepare
 from tasks.stage import StageResult
@@ -42,8 +44,9 @@ def concluding(prepared: Prepared, manifest: Manifest) -> str:
 
 @pytest.mark.slow("starts a Prefect server")
 def test_a_candidate_that_waits_has_its_command_on_the_page_of_the_run(
-    tmp_path: Path, local_store_url: str, prefect_api: str
+    tmp_path: Path, local_store_url: str, prefect_api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And is approved in Prefect."""
     prepared = prepare(write(tmp_path), ["gate.approval=required"], store=local_store_url, call_functions=False)
     node = prepared.graph["gate"]
     candidate, baseline = (node.input_refs[name] for name in ("candidate", "baseline"))
@@ -62,6 +65,15 @@ def test_a_candidate_that_waits_has_its_command_on_the_page_of_the_run(
     move = read_alias(prepared.store, "bot", "candidate")
     assert move is not None
     assert (move.manifest, move.by) == (candidate, f"run {run_id}")
+
+    monkeypatch.setenv("ALIGNMENT_STORE", local_store_url)
+    with temporary_settings({PREFECT_API_URL: prefect_api}):
+        with pytest.raises(StoreError, match="and no longer"):
+            decide("bot", baseline.full, "approve", "Ann", "read fifty answers")
+        decide("bot", candidate.full, "approve", "Ann", "read fifty answers")
+    champion = read_alias(prepared.store, "bot", "champion")
+    assert champion is not None
+    assert (champion.manifest, champion.evidence.approved_by) == (candidate, "Ann")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from deployments.stack.registration import _digest
 from flows.alignment import alignment
 from flows.iterative_dpo import iterative_dpo
 from flows.parameters import recipe_schema
+from flows.registry import decide
 from flows.stage import stage
 from rlhf_core.errors import VariableError
 
@@ -53,7 +54,7 @@ def test_the_form_of_a_whole_run() -> None:
     }
 
 
-@pytest.mark.parametrize("flow", [alignment, stage, iterative_dpo])
+@pytest.mark.parametrize("flow", [alignment, stage, iterative_dpo, decide])
 def test_every_parameter_has_a_title_and_a_description(flow: Any) -> None:
     for name, field in schema_of(flow)["properties"].items():
         assert field["title"] != name, f"{name}: Prefect's own title"
