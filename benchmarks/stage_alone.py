@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +37,7 @@ class FolderContext:
     def live(self) -> LiveFiles:
         return LiveFiles(LocalStore(self.workdir / "store"), ArtifactRef(stage=self.name, key=self.key))
 
-    def fetch(self, ref: ArtifactRef) -> Input:
+    def fetch(self, ref: ArtifactRef, only: Collection[str] | None = None) -> Input:
         return self.folders[ref.path]
 
     def put_files(self, folder: Path) -> dict[str, str]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact
 
+from rlhf_core.artifacts.logged_rollouts import logged_files
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.pipeline.prepare import Prepared
-from rlhf_core.pipeline.record import RunRecord, report_path
-from rlhf_core.recipe.prices import prices_of
-from rlhf_core.report.costs import with_costs
+from rlhf_core.pipeline.record import RunRecord, report_json_path, report_path
+from rlhf_core.pipeline.run_view import inputs_of, node_view, run_of_record, run_part
 from rlhf_core.report.formatting import compared_metrics, main_metrics, with_interval
-
-REPORT_FILE = "report.html"
+from rlhf_core.report.page import with_run
+from rlhf_core.tracking.protocol import REPORT_FILE, REPORT_JSON_FILE
 
 
 def link_report(prepared: Prepared, record: RunRecord) -> None:
@@ -31,11 +32,21 @@ def link_report(prepared: Prepared, record: RunRecord) -> None:
 
 
 def _copy_report(prepared: Prepared, ref: ArtifactRef, record: RunRecord) -> None:
-    prices = prices_of(prepared.loaded.recipe)
+    """Store the report with the part about the run, and its content beside it."""
+    repository, run = prepared.repository, run_of_record(record)
     with tempfile.TemporaryDirectory() as cache:
-        page = (prepared.repository.fetch(ref, Path(cache)) / REPORT_FILE).read_text(encoding="utf-8")
-    page = with_costs(page, record.costs(prices), prices)
-    prepared.store.put(report_path(record.run_id), page.encode())
+        folder = repository.fetch(ref, Path(cache))
+        page = (folder / REPORT_FILE).read_text(encoding="utf-8")
+        content = (folder / REPORT_JSON_FILE).read_bytes()
+    nodes = [node_view(repository, run, name) for name in run.nodes]
+    inputs = {node.name: inputs_of(repository, node) for node in nodes}
+    logged = {
+        node.name: max(steps) for node in nodes if node.manifest is not None and (steps := logged_files(node.manifest))
+    }
+    curves = json.loads(content)["curves"]
+    part = run_part(repository, run, nodes, inputs, record.costs(run.prices), curves, logged)
+    prepared.store.put(report_path(record.run_id), with_run(page, part).encode())
+    prepared.store.put(report_json_path(record.run_id), content)
 
 
 def _stages(record: RunRecord) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -111,8 +111,8 @@ class StageContext(Protocol):
     def live(self) -> LiveFiles:
         """Files for those who follow this stage. Those below `rollouts/` become part of its result."""
 
-    def fetch(self, ref: ArtifactRef) -> Input:
-        """Return the artifact on this node, its bytes verified; cached by content."""
+    def fetch(self, ref: ArtifactRef, only: Collection[str] | None = None) -> Input:
+        """Return the artifact on this node, or its files in `only`, the bytes verified; cached by content."""
 
     def put_files(self, folder: Path) -> Mapping[str, str]:
         """Store the files of `folder`, for `get_files` on any node. Returns relative path -> SHA-256."""

@@ -25,13 +25,13 @@ from deployments.cli.made_models import MODELS
 from deployments.cli.output import Printed, printing
 from deployments.cli.reports import copy_report
 from deployments.cli.signals import end_in_order
-from deployments.cli.tables import duration, size_text
+from deployments.cli.tables import size_text
 from rlhf_core.artifacts.lineage import lineage as find_lineage
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StoreError, shortened
-from rlhf_core.report.formatting import main_metrics
+from rlhf_core.report.formatting import duration, main_metrics
 from rlhf_core.system.paths import user_path
 from rlhf_core.system.scratch import scratch_folder
 from rlhf_core.tracking.protocol import is_of_tracking

@@ -20,7 +20,9 @@ from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 
 if TYPE_CHECKING:
-    from deployments.ui.reading import NodeView, Run, StoreReader
+    from deployments.ui.reading import StoreReader
+    from rlhf_core.pipeline.run_view import Run
+    from rlhf_core.report.node_view import NodeView
 
 app = typer.Typer()
 

@@ -14,14 +14,14 @@ from deployments.cli import panels
 from deployments.cli.completion import run_ids
 from deployments.cli.documents import RunCost
 from deployments.cli.output import Printed, printing
-from deployments.cli.tables import cost_totals, duration
+from deployments.cli.tables import cost_totals
 from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.costs import Cost, cost_of
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.run_costs import RunCosts, run_costs
 from rlhf_core.recipe.prices import read_prices
-from rlhf_core.report.formatting import hours, money
+from rlhf_core.report.formatting import duration, hours, money
 
 app = typer.Typer()
 

@@ -13,13 +13,12 @@ from rich.text import Text
 from deployments.cli import panels
 from deployments.cli.completion import run_ids
 from deployments.cli.output import Printed, printing
-from deployments.cli.tables import duration
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import is_path
 from rlhf_core.errors import RecipeError, StoreError, one_line, shortened
 from rlhf_core.pipeline.compared_runs import read_compared_run
-from rlhf_core.report.formatting import number, with_interval
+from rlhf_core.report.formatting import duration, number, with_interval
 from rlhf_core.report.run_diff import EvaluationDiff, MetricRow, RunDiff, SampleChange, diff_runs
 
 app = typer.Typer()

@@ -15,7 +15,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from deployments.cli.tables import duration
+from rlhf_core.report.formatting import duration
 
 _OTHER_GLYPH = Text("·")
 _GLYPHS = {

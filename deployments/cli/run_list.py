@@ -17,10 +17,10 @@ from deployments.cli.documents import RecipeLine, Recipes, RunLine, Runs
 from deployments.cli.output import Printed, printing
 from deployments.cli.prefect_settings import import_prefect
 from deployments.cli.recipe_list import described_recipes
-from deployments.cli.tables import duration
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import IntegrityError, StackError
 from rlhf_core.pipeline.record import newest_records
+from rlhf_core.report.formatting import duration
 
 app = typer.Typer()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
 
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +14,7 @@ from rlhf_core.pipeline.estimates import Estimate
 from rlhf_core.pipeline.expectations import Range
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.record import NodeRecord, RunRecord
-from rlhf_core.report.formatting import amount, compared_metrics, hours, main_metrics, money, with_interval
+from rlhf_core.report.formatting import amount, compared_metrics, duration, hours, main_metrics, money, with_interval
 
 _SIDE_BY_SIDE = 4  # models, on a line of 80 characters
 _STYLES = {
@@ -116,15 +115,6 @@ def comparison_tables(record: RunRecord) -> Iterator[Table]:
             for name in names:
                 table.add_row(name, *(with_interval(metrics, name) for metrics in shown.values()))
             yield table
-
-
-def duration(seconds: float) -> str:
-    """Format `0.2 s`, `47 s`, `3:05`, `1:02:03`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
 
 
 def size_text(num_bytes: int) -> str:

@@ -8,13 +8,15 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from deployments.ui.reading import NodeView, Run, StoreReader
+from deployments.ui.reading import StoreReader
 from deployments.ui.row_fields import RowView, row_view
 from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import Manifest, MetricValue
 from rlhf_core.config.base import Config
 from rlhf_core.data.reading import DATA_FILE, INFO_FILE
 from rlhf_core.errors import IntegrityError
+from rlhf_core.pipeline.run_view import Run
+from rlhf_core.report.node_view import NodeView
 
 MOST_ROWS = 20  # of a page
 _MOST_CHARACTERS = 6_000  # of a row among others

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.resources import files
+from functools import partial
 from typing import Any
-from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from deployments.cli.tables import duration
-from deployments.ui.charts import COLOURS, curve_charts, grouped, histogram_charts
 from deployments.ui.dataset_page import MOST_ROWS, read_dataset_view
-from deployments.ui.lineage import lineage_picture
 from deployments.ui.loops import loop_names
-from deployments.ui.reading import NodeView, NotFoundError, Run, StoreReader
+from deployments.ui.reading import NotFoundError, StoreReader
 from deployments.ui.registry import ACTIONS, Form, move, read_model, summaries
-from deployments.ui.rollouts import best_first, last_message, lowest_first, mean_advantage, shade, tokens_of
-from deployments.ui.timeline import phases, time_line
-from rlhf_core.artifacts.costs import total
+from rlhf_core.artifacts.attempts import attempts_at
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedStep
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.texts import is_model_name
 from rlhf_core.errors import StoreError
 from rlhf_core.pipeline.compared_runs import read_compared_run
-from rlhf_core.report.formatting import hours, main_metrics, money, number, visible
+from rlhf_core.pipeline.run_view import Run, run_part
+from rlhf_core.report.charts import curve_charts, histogram_charts
+from rlhf_core.report.formatting import main_metrics, money
+from rlhf_core.report.node_view import NodeView
+from rlhf_core.report.rollouts import best_first, completion_view, last_message, lowest_first, mean_advantage, shade
 from rlhf_core.report.run_diff import diff_runs
+from rlhf_core.report.run_part import run_context
+from rlhf_core.report.sections import StageSection, stage_section
+from rlhf_core.report.templating import environment, quoted
 
 _MOST_RUNS = 200  # of a page
 _MOST_COMPARED = 6
@@ -40,16 +38,7 @@ Query = Mapping[str, str]
 class Pages:
     def __init__(self, reader: StoreReader):
         self._reader = reader
-        self._templates = Environment(
-            loader=PackageLoader("deployments.ui"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-        )
-        self._templates.filters |= {
-            "number": number, "visible": visible, "duration": duration, "metrics": main_metrics, "url": _quoted,
-            "hours": hours,
-        }  # fmt: skip
-
-    def asset(self, name: str) -> bytes:
-        return (files("deployments.ui") / "templates" / name).read_bytes()
+        self._templates = environment("deployments.ui")
 
     def error(self, text: str) -> str:
         return self._rendered("error.html", title="Error", text=text)
@@ -72,19 +61,16 @@ class Pages:
         """A run: its result in a sentence, its stages and when they ran, its evaluations, samples, and its curves."""
         run = self._run(where)
         nodes = self._reader.nodes(run)
-        content, costs = self._reader.content(nodes), self._reader.costs(run)
+        content, costs, inputs = self._reader.content(nodes), self._reader.costs(run), self._reader.inputs(nodes)
         curves = dict(content.curves if content is not None else {})
         curves |= {node.name: self._reader.curves(node) for node in nodes if node.state == "running"}
-        attempts = {each.name: each.attempts for each in costs.stages}
-        inputs = self._reader.inputs(nodes)
+        logged = {node.name: steps[-1] for node in nodes if (steps := self._reader.logged_steps(node))}
+        part = run_part(self._reader.repository, run, nodes, inputs, costs.stages, curves, logged)
+        drawn = [node for node in nodes if node.name in curves]
+        last = self._section(run, drawn[-1]) if drawn else None
         return self._rendered(
-            "run.html", title=run.name, refresh=run.record is None, run=run, nodes=nodes, content=content,
-            results=[each.result for each in content.sets if each.result] if content is not None else [],
-            logged={node.name: steps[-1] for node in nodes if (steps := self._reader.logged_steps(node))},
-            with_curves=[node for node in nodes if node.state == "running" or node.name in curves],
-            costs=costs, money=money, totals=total, colours=COLOURS,
-            time=time_line(run, nodes, attempts, inputs, datetime.now(UTC)), lineage=lineage_picture(nodes, inputs),
-            phases={name: found for name, of_node in curves.items() if (found := phases(of_node))},
+            "run.html", title=run.name, refresh=run.record is None, run=run, content=content, section=last,
+            charts=last is not None, with_curves=drawn, **run_context(part, partial(_path_of, run)),
         )  # fmt: skip
 
     def node(self, where: Where, query: Query) -> str:
@@ -93,16 +79,14 @@ class Pages:
         Of a dataset also its rows: `rows` of them from the row `from`.
         """
         run, node = self._node(where)
-        curves = grouped(self._reader.curves(node))
         data = None
         if node.manifest is not None and node.manifest.kind == Kind.DATASET:
             start, count = _counted(query, "from", 0), _counted(query, "rows", MOST_ROWS)
             data = read_dataset_view(self._reader, run, node, start, min(max(1, count), MOST_ROWS))
         return self._rendered(
             "node.html", title=f"{run.name}: {node.name}", refresh=node.state == "running", run=run, node=node,
-            steps=self._reader.logged_steps(node), charts=curve_charts(curves.charts), constants=curves.constants,
-            here=_path_of(run, node), data=data, most_rows=MOST_ROWS,
-            stages={ref: name for name, ref in run.nodes.items()},
+            section=self._section(run, node), charts=True, here=_path_of(run, node.name), data=data,
+            most_rows=MOST_ROWS, place=partial(_path_of, run),
         )  # fmt: skip
 
     def step(self, where: Where, query: Query) -> str:
@@ -117,9 +101,9 @@ class Pages:
         after = [each for each in steps if each > step.step]
         return self._rendered(
             "step.html", title=f"{node.name}, step {step.step}", run=run, node=node, step=step, groups=groups,
-            charts=histogram_charts(step.histograms), steps=steps, chosen=chosen, query=query,
+            charts=histogram_charts(step.histograms), chosen=chosen, query=query,
             before=before[-1] if before else None, after=after[0] if after else None, asked=int(where["step"]),
-            here=f"{_path_of(run, node)}/steps/{step.step}", asked_of=last_message,
+            here=f"{_path_of(run, node.name)}/steps/{step.step}", asked_of=last_message,
             shade=shade,
         )  # fmt: skip
 
@@ -137,11 +121,11 @@ class Pages:
         """A completion: its conversation, and every token with what it was trained on."""
         run, node, _, step = self._step(where)
         index, group = _indexed(step.groups, where["group"], "prompt")
-        number_of, completion = _indexed(group.completions, where["completion"], "completion")
+        number_of, _ = _indexed(group.completions, where["completion"], "completion")
         return self._rendered(
             "completion.html", title=f"{node.name}, step {step.step}, prompt {index + 1}, completion {number_of + 1}",
-            run=run, node=node, step=step, index=index, group=group, number_of=number_of, completion=completion,
-            mean_advantage=mean_advantage, tokens=[tokens_of(sequence) for sequence in completion.sequences],
+            run=run, node=node, step=step, index=index, group=group, number_of=number_of,
+            completion=completion_view(group, number_of),
         )  # fmt: skip
 
     def image(self, where: Where) -> bytes:
@@ -231,6 +215,12 @@ class Pages:
             raise NotFoundError(f"{asked} is no number of a step")
         return run, node, *self._reader.nearest_step(node, int(asked))
 
+    def _section(self, run: Run, node: NodeView) -> StageSection:
+        here, names = _path_of(run, node.name), {ref: name for name, ref in run.nodes.items()}
+        steps = [(step, f"{here}/steps/{step}") for step in self._reader.logged_steps(node)]
+        attempts = [] if node.manifest is not None else attempts_at(self._reader.repository.store, node.ref, None)
+        return stage_section(node, self._reader.curves(node), names, steps, attempts)
+
     def _rendered(self, template: str, **context: Any) -> str:
         return self._templates.get_template(template).render(**context)
 
@@ -273,9 +263,5 @@ def _counted(query: Query, name: str, default: int) -> int:
     return int(text) if text else default
 
 
-def _path_of(run: Run, node: NodeView) -> str:
-    return f"/runs/{_quoted(run.run_id)}/{_quoted(node.name)}"
-
-
-def _quoted(text: str) -> str:
-    return quote(text, safe="")
+def _path_of(run: Run, node: str) -> str:
+    return f"/runs/{quoted(run.run_id)}/{quoted(node)}"

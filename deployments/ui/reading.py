@@ -7,15 +7,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
 
 from deployments.ui.data_rows import DataRows
 from deployments.ui.loops import LoopView, read_loop
-from rlhf_core.artifacts.costs import Cost, total
-from rlhf_core.artifacts.leases import holder_of
 from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.logged_rollouts import (
     IMAGES_FOLDER,
@@ -23,19 +18,21 @@ from rlhf_core.artifacts.logged_rollouts import (
     ROLLOUTS_FOLDER,
     LoggedStep,
     decode_step,
+    logged_files,
     rollouts_file,
     step_of,
 )
-from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.artifacts.store import is_path
-from rlhf_core.config.prices import PricesConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import AlignmentError, IntegrityError, one_line
-from rlhf_core.pipeline.record import RunRecord, RunStart, read_record, read_start
-from rlhf_core.pipeline.run_costs import RunCosts, prices_of_run, run_costs
+from rlhf_core.pipeline.record import read_record, read_start
+from rlhf_core.pipeline.run_costs import RunCosts, run_costs
+from rlhf_core.pipeline.run_view import Run, inputs_of, newest_run, node_view
 from rlhf_core.report.content import Content, Curves, curves_of, gather
-from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
+from rlhf_core.report.node_view import NodeView
+from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, VERDICT_FILE
 
 _READERS = 16
 _FRESH_SECONDS = 60.0  # for which a finished run is not read again: a retry replaces it
@@ -44,59 +41,6 @@ _SAMPLES = 12  # prompts of an evaluation, on a run's page
 
 class NotFoundError(AlignmentError):
     """Raised for something that the store does not have."""
-
-
-State = Literal["reused", "computed", "failed", "not run", "done", "running", "waiting"]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run as far as the store knows it: its start, its record, or both."""
-
-    run_id: str
-    recipe: Mapping[str, Any]
-    overrides: Sequence[str]
-    started_at: datetime
-    record: RunRecord | None  # None: it has not ended, or its process was killed
-    nodes: Mapping[str, ArtifactRef]
-
-    @property
-    def name(self) -> str:
-        return str(self.recipe.get("name", ""))
-
-    @property
-    def outcome(self) -> str:
-        if self.record is None:
-            return "unfinished"
-        return "succeeded" if self.record.succeeded else "failed"
-
-    @property
-    def cost(self) -> Cost | None:
-        """Cost of its own attempts; None before it has ended."""
-        return None if self.record is None else total(self.record.costs(self.prices), "own")
-
-    @property
-    def prices(self) -> PricesConfig | None:
-        return prices_of_run(self.recipe)
-
-    @property
-    def seconds(self) -> float | None:
-        return None if self.record is None else (self.record.finished_at - self.record.started_at).total_seconds()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    name: str
-    ref: ArtifactRef
-    state: State
-    manifest: Manifest | None
-    error: str = ""
-    holder: str = ""  # the process that computes it now
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds that its result took; None before there is one."""
-        return None if self.manifest is None else (self.manifest.finished_at - self.manifest.started_at).total_seconds()
 
 
 class StoreReader:
@@ -125,7 +69,7 @@ class StoreReader:
         if cached is not None and time.monotonic() - read_at < _FRESH_SECONDS:
             return cached
         store = self.repository.store
-        run = _run(run_id, read_start(store, run_id), read_record(store, run_id))
+        run = newest_run(run_id, read_start(store, run_id), read_record(store, run_id))
         if run is not None and run.record is not None:
             with self._lock:
                 self._runs[run_id] = time.monotonic(), run
@@ -141,12 +85,11 @@ class StoreReader:
 
     def nodes(self, run: Run) -> list[NodeView]:
         """Return the stages of a run with their states now."""
-        return list(self._pool.map(lambda item: self._node(run, *item), run.nodes.items()))
+        return list(self._pool.map(lambda name: node_view(self.repository, run, name), run.nodes))
 
     def node(self, run: Run, name: str) -> NodeView | None:
         """Return one stage of a run with its state now; None if the run has none of this name."""
-        ref = run.nodes.get(name)
-        return None if ref is None else self._node(run, name, ref)
+        return node_view(self.repository, run, name) if name in run.nodes else None
 
     def content(self, nodes: Sequence[NodeView]) -> Content | None:
         """Return the content of the report for the stages that are done; None if none is."""
@@ -173,9 +116,8 @@ class StoreReader:
     def logged_steps(self, node: NodeView) -> list[int]:
         """Return the steps of which rollouts are logged, in order."""
         if node.manifest is not None:
-            paths = [file.path for file in node.manifest.files if file.path.startswith(f"{KEPT_ROLLOUTS}/")]
-        else:
-            paths = LiveFiles(self.repository.store, node.ref).paths(f"{ROLLOUTS_FOLDER}/")
+            return list(logged_files(node.manifest))
+        paths = LiveFiles(self.repository.store, node.ref).paths(f"{ROLLOUTS_FOLDER}/")
         return sorted(step for path in paths if (step := step_of(path)) is not None)
 
     def logged_step(self, node: NodeView, step: int) -> LoggedStep | None:
@@ -210,7 +152,8 @@ class StoreReader:
 
     def inputs(self, nodes: Sequence[NodeView]) -> dict[str, Mapping[str, ArtifactRef]]:
         """Return the inputs of stages; none of one whose job has not been submitted."""
-        return dict(zip((node.name for node in nodes), self._pool.map(self._inputs, nodes), strict=True))
+        inputs = self._pool.map(lambda node: inputs_of(self.repository, node), nodes)
+        return dict(zip((node.name for node in nodes), inputs, strict=True))
 
     def file(self, node: NodeView, path: str) -> bytes | None:
         """Return a file of a stage's result; None if it has none of this path. Raises IntegrityError if damaged."""
@@ -227,28 +170,8 @@ class StoreReader:
         except IntegrityError:
             return None
 
-    def _node(self, run: Run, name: str, ref: ArtifactRef) -> NodeView:
-        manifest = self.repository.stored_manifest(ref)
-        recorded = {node.name: node for node in run.record.nodes}.get(name) if run.record is not None else None
-        if recorded is not None:
-            return NodeView(name, ref, recorded.outcome, manifest, recorded.error)
-        holder = "" if manifest is not None else holder_of(self.repository.store, ref)
-        return NodeView(name, ref, "done" if manifest else "running" if holder else "waiting", manifest, holder=holder)
-
-    def _inputs(self, node: NodeView) -> Mapping[str, ArtifactRef]:
-        if node.manifest is not None:
-            return node.manifest.parents
-        return self.repository.read_spec(node.ref).inputs if self.repository.has_spec(node.ref) else {}
-
     def _input(self, node: NodeView) -> Input:
         assert node.manifest is not None
-        return Input(node.manifest, self.repository.fetch(node.ref, self._cache, {METRICS_FILE, SAMPLES_FILE}))
-
-
-def _run(run_id: str, start: RunStart | None, record: RunRecord | None) -> Run | None:
-    if record is not None and record.is_newest(start):
-        nodes = {node.name: node.ref for node in record.nodes}
-        return Run(run_id, record.recipe, record.overrides, record.started_at, record, nodes)
-    if start is not None:  # running for the first time, or again
-        return Run(run_id, start.recipe, start.overrides, start.started_at, None, start.nodes)
-    return None
+        return Input(
+            node.manifest, self.repository.fetch(node.ref, self._cache, {METRICS_FILE, SAMPLES_FILE, VERDICT_FILE})
+        )

@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from deployments.ui.charts import BOKEH
 from deployments.ui.pages import Pages
 from deployments.ui.reading import NotFoundError
 from rlhf_core.errors import AlignmentError
+from rlhf_core.report.templating import asset, bokeh
 
 _COOKIE = "alignment-ui"
 _WEEK = 7 * 24 * 3600
@@ -36,10 +36,10 @@ def application(pages: Pages, token: str, hosts: frozenset[str]) -> web.Applicat
         middlewares=[_known_host(hosts), _authorised(token), _errors_as_pages(pages)], client_max_size=64 << 10
     )
     app.add_routes([
-        web.get("/static/bokeh.js", _file(b"\n".join(path.read_bytes() for path in BOKEH), "text/javascript")),
-        web.get("/static/charts.js", _file(pages.asset("charts.js"), "text/javascript")),
-        web.get("/static/ui.css", _file(pages.asset("ui.css"), "text/css")),
-        web.get("/static/ui.js", _file(pages.asset("ui.js"), "text/javascript")),
+        web.get("/static/bokeh.js", _file(bokeh(), "text/javascript")),
+        web.get("/static/charts.js", _file(asset("charts.js"), "text/javascript")),
+        web.get("/static/page.css", _file(asset("page.css"), "text/css")),
+        web.get("/static/tokens.js", _file(asset("tokens.js"), "text/javascript")),
         web.get("/", _page(pages.runs)),
         web.get("/runs/{run}", _page(pages.run)),
         web.get("/runs/{run}/{node}", _page(pages.node)),
@@ -97,9 +97,9 @@ def _image(pages: Pages) -> Handler:
     return handle
 
 
-def _file(content: bytes, kind: str) -> Handler:
+def _file(content: str, kind: str) -> Handler:
     async def handle(request: web.Request) -> web.Response:
-        return web.Response(body=content, content_type=kind, headers={"Cache-Control": "max-age=3600"})
+        return web.Response(text=content, content_type=kind, headers={"Cache-Control": "max-age=3600"})
 
     return handle
 

@@ -13,13 +13,14 @@ from typing import Any
 
 from rich.console import JustifyMethod
 
-from deployments.cli.tables import duration
-from deployments.ui.charts import grouped
-from deployments.ui.reading import NodeView, NotFoundError, Run, StoreReader
-from deployments.ui.rollouts import best_first, last_message, lowest_first, mean_advantage, rewards_of, tokens_of
+from deployments.ui.reading import NotFoundError, StoreReader
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup
 from rlhf_core.errors import shortened
-from rlhf_core.report.formatting import compared_metrics, main_metrics, number, visible, with_interval
+from rlhf_core.pipeline.run_view import Run
+from rlhf_core.report.charts import grouped
+from rlhf_core.report.formatting import compared_metrics, duration, main_metrics, number, visible, with_interval
+from rlhf_core.report.node_view import NodeView
+from rlhf_core.report.rollouts import best_first, last_message, lowest_first, mean_advantage, rewards_of, tokens_of
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BARS_IN_ROW, _BARS_IN_TEXT = 32, 72
@@ -84,7 +85,7 @@ def node_page(reader: StoreReader, run: Run, name: str) -> Page:
             Row(("rollouts", shown, *map(str, (steps[0], steps[-1])), "", ""), partial(steps_page, reader, node))
         )
     for group in curves.charts.values():
-        for metric, points in sorted(group.items()):
+        for metric, points in group.items():
             values = [value for _, value in points]
             numbers = (number(each) for each in (values[0], values[-1], min(values), max(values)))
             cells = (metric, sparkline(values, _BARS_IN_ROW), *numbers)
@@ -115,7 +116,7 @@ def metric_page(reader: StoreReader, node: NodeView, metric: str, points: Sequen
 def steps_page(reader: StoreReader, node: NodeView) -> Page:
     """Return the steps of which rollouts are logged, with the first metrics of each."""
     charts = grouped(reader.curves(node)).charts
-    curves = {name: dict(points) for group in charts.values() for name, points in sorted(group.items())}
+    curves = {name: dict(points) for group in charts.values() for name, points in group.items()}
     shown = dict(list(curves.items())[:_MOST_METRICS])
     rows = [
         Row(

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from rlhf_core.artifacts.documents import parsed
+from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.config.base import Config
 from rlhf_core.errors import IntegrityError
 from rlhf_core.tracking.protocol import TRACKING_FOLDER
@@ -106,6 +107,12 @@ def step_of(path: str) -> int | None:
     name = path.rpartition("/")[2]
     digits = name.removesuffix(_SUFFIX)
     return int(digits) if name.endswith(_SUFFIX) and digits.isascii() and digits.isdecimal() else None
+
+
+def logged_files(manifest: Manifest) -> dict[int, str]:
+    """Return the steps whose rollouts an artifact has, in order, with their files."""
+    paths = [file.path for file in manifest.files if file.path.startswith(f"{KEPT_ROLLOUTS}/")]
+    return dict(sorted((step, path) for path in paths if (step := step_of(path)) is not None))
 
 
 def encode_step(step: LoggedStep) -> bytes:

@@ -99,6 +99,11 @@ def report_path(run_id: str) -> str:
     return f"runs/{run_id}/report.html"
 
 
+def report_json_path(run_id: str) -> str:
+    """Return the path of the content of a run's report in the store."""
+    return f"runs/{run_id}/report.json"
+
+
 def write_record(store: Store, record: RunRecord) -> None:
     """Write the record; a retried run replaces it."""
     store.put(record_path(record.run_id), record.model_dump_json(indent=1).encode())

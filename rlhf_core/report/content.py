@@ -40,6 +40,7 @@ class SampleRow:
     prompt: str
     answer: str
     completions: dict[str, tuple[str, float]]  # model -> greedy completion, main score
+    change: float  # the main score of the last model minus that of the first; 0 with one model
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class EvaluationSet:
     notes: list[str]
     differences: list[Difference]
     samples: list[SampleRow]
+    worse: int  # prompts that the last model answers with a lower main score than the first
+    better: int
 
     @property
     def result(self) -> Difference | None:
@@ -76,7 +79,17 @@ class GateVerdict:
 
 
 @dataclass(frozen=True)
+class Model:
+    """The model that a run made, as commands name it."""
+
+    node: str
+    ref: str
+    is_reward_model: bool
+
+
+@dataclass(frozen=True)
 class Content:
+    model: Model | None  # None: the run made none
     verdicts: list[GateVerdict]
     stages: list[StageRow]
     sets: list[EvaluationSet]
@@ -91,7 +104,7 @@ class Difference:
     scorer: str
     before: str
     after: str
-    mean: float
+    value: float
     low: float
     high: float
     prompts: int
@@ -102,6 +115,7 @@ def gather(nodes: Mapping[str, Input], *, samples: int) -> Content:
     evaluations = {name: item for name, item in nodes.items() if item.manifest.kind == Kind.EVALUATION}
     answers = {name: read_jsonl(item.folder / SAMPLES_FILE) for name, item in evaluations.items()}
     return Content(
+        model=_model(nodes),
         verdicts=[_verdict(name, item) for name, item in nodes.items() if item.manifest.kind in GATES],
         stages=[_stage_row(name, item) for name, item in nodes.items()],
         sets=[_set(evaluations, comparable, samples) for comparable in _by_prompts(answers)],
@@ -124,6 +138,21 @@ def _stage_row(name: str, item: Input) -> StageRow:
     )
 
 
+def _model(nodes: Mapping[str, Input]) -> Model | None:
+    """Return the candidate of the last gate, else the last policy or adapter, else the last reward model."""
+    made = {item.manifest.ref: (name, item.manifest) for name, item in nodes.items()}
+    chosen = [
+        *(gate_of(item.manifest).candidate for item in nodes.values() if item.manifest.kind in GATES),
+        *(ref for ref, (_, m) in reversed(made.items()) if m.kind in (Kind.POLICY, Kind.ADAPTER)),
+        *(ref for ref, (_, m) in reversed(made.items()) if m.kind == Kind.REWARD_MODEL),
+    ]
+    for ref in chosen:
+        if ref in made:
+            name, manifest = made[ref]
+            return Model(name, str(ref), manifest.kind == Kind.REWARD_MODEL)
+    return None
+
+
 def _verdict(name: str, item: Input) -> GateVerdict:
     content = json.loads((item.folder / VERDICT_FILE).read_text(encoding="utf-8"))
     gate = gate_of(item.manifest)
@@ -140,7 +169,8 @@ def _set(nodes: Mapping[str, Input], comparable: Answers, samples: int) -> Evalu
     answers = {labels[name]: rows for name, rows in comparable.items()}
     texts = {model: [c["text"] for row in rows for c in row["completions"]] for model, rows in answers.items()}
     blank = {model: sum(map(is_blank, completions)) for model, completions in texts.items()}
-    notes = [f"{model}: {note}" for model, rows in answers.items() if (note := _uniformity(rows))]
+    rows = _sample_rows(answers)
+    notes = [f"{model}: {note}" for model, of_model in answers.items() if (note := _uniformity(of_model))]
     return EvaluationSet(
         name=", ".join(stages),
         prompts=len(next(iter(answers.values()))),
@@ -150,7 +180,9 @@ def _set(nodes: Mapping[str, Input], comparable: Answers, samples: int) -> Evalu
         else {},
         notes=notes,
         differences=_differences(answers),
-        samples=_sample_rows(answers, samples),
+        samples=_most_changed(rows, samples),
+        worse=sum(row.change < 0 for row in rows),
+        better=sum(row.change > 0 for row in rows),
     )
 
 
@@ -223,15 +255,27 @@ def _greedy(row: dict[str, Any]) -> dict[str, Any]:
     return completion
 
 
-def _sample_rows(answers: Answers, count: int) -> list[SampleRow]:
-    """Return a fixed random sample of the prompts, independent of the models' scores."""
+def _sample_rows(answers: Answers) -> list[SampleRow]:
+    """Return all prompts in a fixed random order, which is independent of the models' scores."""
     first = next(iter(answers.values()))
-    indices = random.Random(0).sample(range(len(first)), min(count, len(first)))
     rows = {model: {row["id"]: row for row in model_rows} for model, model_rows in answers.items()}
     samples = []
-    for index in sorted(indices):
-        row = first[index]
+    for row in random.Random(0).sample(first, len(first)):
         greedy = {model: _greedy(by_id[row["id"]]) for model, by_id in rows.items()}
         completions = {m: (c["text"], float(next(iter(c["scores"].values())))) for m, c in greedy.items()}
-        samples.append(SampleRow(row["prompt"], str(row.get("answer", "")), completions))
+        scores = [score for _, score in completions.values()]
+        answer = "" if row.get("answer") is None else str(row["answer"])
+        samples.append(SampleRow(row["prompt"], answer, completions, scores[-1] - scores[0]))
     return samples
+
+
+def _most_changed(rows: Sequence[SampleRow], count: int) -> list[SampleRow]:
+    """Return the rows whose score changed most, regressions first, then others.
+
+    Half of them are improvements, as far as there are some, so that many regressions do not hide them.
+    """
+    worse = sorted((row for row in rows if row.change < 0), key=lambda row: row.change)
+    better = sorted((row for row in rows if row.change > 0), key=lambda row: -row.change)
+    improved = better[: max(count - len(worse), count // 2)]
+    same = [row for row in rows if row.change == 0]
+    return [*worse[: count - len(improved)], *improved, *same][:count]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from datetime import timedelta
 
 from rlhf_core.artifacts.costs import Cost
 from rlhf_core.artifacts.manifest import MetricValue
@@ -65,6 +66,15 @@ def amount(value: float) -> str:
 
 def hours(seconds: float) -> str:
     return f"{seconds / 3600:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Format `0.2 s`, `47 s`, `3:05`, `1:02:03`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
 
 
 def visible(text: str) -> str:

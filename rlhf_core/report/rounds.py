@@ -12,7 +12,7 @@ from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.rounds import RoundEnd
 from rlhf_core.report.formatting import compared_metrics, visible, with_interval
-from rlhf_core.report.templating import environment
+from rlhf_core.report.templating import standalone
 from rlhf_core.tracking.protocol import SAMPLES_FILE, read_jsonl
 
 _SHOWN = ("reward", "best_reward", "kl")  # metrics of the stages that read the round's prompts, and of the candidate
@@ -40,7 +40,7 @@ def page(repository: ArtifactRepository, title: str, ends: Sequence[RoundEnd]) -
         score = None if greedy is None else float(next(iter(greedy["scores"].values())))
         rows.append(RoundRow(end, metrics, "" if greedy is None else visible(greedy["text"]), score))
     names = list(dict.fromkeys(name for row in rows for name in row.metrics))
-    return environment().get_template("rounds.html").render(title=title, prompt=prompt, rows=rows, names=names)
+    return standalone("rounds.html", {"title": title, "prompt": prompt, "rows": rows, "names": names})
 
 
 def _metrics(repository: ArtifactRepository, record: Manifest) -> dict[str, str]:

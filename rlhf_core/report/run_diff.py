@@ -135,6 +135,12 @@ def diff_runs(runs: Sequence[ComparedRun], *, samples: int) -> RunDiff:
     )
 
 
+def settings_that_differ(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the settings of two resolved recipes that differ: path, value before and after; None where it has none."""
+    pairs = _side_by_side([dict(_flat(before)), dict(_flat(after))])
+    return [(field, old, new) for field, (old, new) in pairs if old != new]
+
+
 def _head(run: ComparedRun) -> RunHead:
     seconds = (run.finished_at - run.started_at).total_seconds()
     device_seconds = sum(manifest.device_seconds for manifest in _manifests(run).values())

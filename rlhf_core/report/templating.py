@@ -1,14 +1,72 @@
-"""The templates of the pages. Drawing is in pictures.py, whose libraries take half a second to load."""
+"""The templates of the pages, of the report and of `alignment ui`."""
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+import base64
+import hashlib
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
 
-from rlhf_core.report.formatting import compared_metrics, number, visible
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from rlhf_core.errors import shortened
+from rlhf_core.report.charts import BOKEH
+from rlhf_core.report.formatting import compared_metrics, duration, hours, main_metrics, number, visible
+
+_LONGEST_CELL = 300  # characters
+STANDALONE_POLICY = (
+    "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
 
 
-def environment() -> Environment:
-    """Return the environment of the page templates, which escape all inserted text."""
-    templates = Environment(loader=PackageLoader("rlhf_core.report"), autoescape=True, undefined=StrictUndefined)
-    templates.filters |= {"number": number, "visible": visible, "compared_metrics": compared_metrics}
+def environment(*packages: str) -> Environment:
+    """Return the environment of the page templates, which escape all inserted text. packages: with more templates."""
+    loaders = [PackageLoader(package) for package in (*packages, "rlhf_core.report")]
+    templates = Environment(
+        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )  # fmt: skip
+    templates.filters |= {
+        "number": number, "visible": visible, "compared_metrics": compared_metrics, "duration": duration,
+        "hours": hours, "metrics": main_metrics, "url": quoted, "shortened": _cell,
+    }  # fmt: skip
     return templates
+
+
+def _cell(text: str) -> str:
+    return shortened(text, _LONGEST_CELL)
+
+
+def quoted(text: str) -> str:
+    return quote(text, safe="")
+
+
+def asset(name: str) -> str:
+    """Return a style sheet or script of the pages."""
+    return (files("rlhf_core.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def bokeh() -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in BOKEH)
+
+
+def standalone(template: str, context: Mapping[str, Any], *scripts: str) -> str:
+    """Render a page that is one file: with its style and these scripts, and a policy that lets it load nothing.
+
+    The scripts run by their hashes alone, so text of a model runs none, whatever it has.
+    """
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes) or "'none'"
+    return (
+        environment()
+        .get_template(template)
+        .render(
+            **context,
+            policy=STANDALONE_POLICY.format(scripts=allowed),
+            style=Markup(asset("page.css")),  # noqa: S704
+            scripts=[Markup(script) for script in scripts],  # noqa: S704
+        )
+    )

@@ -101,7 +101,7 @@ _STAGES = (
     Stage("round_prompts", 1, RoundPromptsConfig, _only(Kind.DATASET), "rlhf_core.stages.round_prompts:run"),
     Stage("round", 1, RoundConfig, _only(Kind.ROUND), "rlhf_core.stages.round:run",
           files={"*_evaluation": frozenset({SAMPLES_FILE}), "*": frozenset()}),
-    Stage("report", 7, ReportConfig, _only(Kind.REPORT), "rlhf_core.stages.report:run", reads_all=True,
+    Stage("report", 8, ReportConfig, _only(Kind.REPORT), "rlhf_core.stages.report:run", reads_all=True,
           files={"node.*": frozenset({METRICS_FILE, SAMPLES_FILE, VERDICT_FILE})}),
 )  # fmt: skip
 

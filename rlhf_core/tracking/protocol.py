@@ -18,6 +18,8 @@ METRICS_FILE = "metrics.jsonl"  # in an artifact: one line per logged step
 TRACKING_FOLDER = "tracking"  # in an artifact: the files of the other trackers
 SAMPLES_FILE = "samples.jsonl"  # in the artifact of an evaluation: one line per prompt
 VERDICT_FILE = "verdict.json"  # in the artifact of a gate
+REPORT_FILE = "report.html"  # in the artifact of a report
+REPORT_JSON_FILE = "report.json"  # in it: the content of the page
 
 PROGRESS_PREFIX = "@progress "
 ERROR_PREFIX = "@error "

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from deployments.ui.demo_run import RUN_ID, write_demo_run
-from deployments.ui.lineage import Picture, lineage_picture
-from deployments.ui.reading import NodeView
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.record import NodeRecord, RunStart, write_start
+from rlhf_core.report.lineage import Picture, lineage_picture
+from rlhf_core.report.node_view import NodeView
 from tests.deployments.ui.made_runs import AT, publish, record, ref_of
 from tests.deployments.ui.served import browsing
 

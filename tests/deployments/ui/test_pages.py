@@ -7,15 +7,14 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from deployments.ui.charts import curve_charts, grouped
 from deployments.ui.demo import write_demo
 from deployments.ui.pages import Pages
 from deployments.ui.reading import StoreReader
-from deployments.ui.rollouts import tokens_of
 from deployments.ui.server import application
 from rlhf_core.artifacts.aliases import Alias, read_alias
 from rlhf_core.artifacts.attempt import Attempt
@@ -28,6 +27,8 @@ from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.artifacts.rounds import Rounds
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
+from rlhf_core.report.charts import curve_charts, grouped
+from rlhf_core.report.rollouts import tokens_of
 from rlhf_core.system.network import listening
 from tests.deployments.ui.served import served
 
@@ -89,19 +90,19 @@ def test_from_the_list_of_runs_to_a_token(browser: httpx.Client) -> None:
     assert path in runs
     page = browser.get(path).text
     assert re.search(
-        r"<b>rl</b> scores \+0\.\d+ \(\+0\.\d+ to \+0\.\d+\)\s+against base, by exact on 40 prompts: better", page
+        r"<b>rl</b> scores \+0\.\d+ \(\+0\.\d+ to \+0\.\d+\)\s+against base, by exact of greedy completions on 40 "
+        r"prompts: better",
+        page,
     )
     assert f'{path}/rl/steps/5">rollouts' in page
     node = browser.get(f"{path}/rl").text
-    charts = json.loads(re.search(r'data-charts="([^"]*)"', node)[1].replace("&#34;", '"'))  # type: ignore[index]
+    charts = data_of(node, "charts")
     assert [chart["title"] for chart in charts["charts"]] == [
-        "reward", "KL to the reference", "completion length", "entropy",
+        "reward and KL", "completion length", "entropy",
     ]  # fmt: skip
-    assert (charts["steps"], charts["here"], charts["charts"][0]["lines"][0]["x"]) == (
-        [1, 2, 3, 4, 5],
-        f"{path}/rl",
-        [1, 2, 3, 4, 5],
-    )
+    assert charts["steps"] == [[step, f"{path}/rl/steps/{step}"] for step in range(1, 6)]
+    assert [(line["name"], line["right"]) for line in charts["charts"][0]["lines"]] == [("reward", False), ("kl", True)]
+    assert charts["charts"][0]["lines"][0]["x"] == [1, 2, 3, 4, 5]
     assert "Step 99 is not logged: this is the nearest." in browser.get(f"{path}/rl/steps/99").text
     step = browser.get(f"{path}/rl/steps/1").text
     assert f'{path}/rl/steps/1/groups/0/0"' in step
@@ -110,9 +111,18 @@ def test_from_the_list_of_runs_to_a_token(browser: httpx.Client) -> None:
     group = browser.get(f"{path}/rl/steps/5/groups/1").text
     assert len(re.findall("<article>", group)) == 4
     completion = browser.get(f"{path}/rl/steps/5/groups/1/2").text
-    tokens = json.loads(re.search(r'data-tokens="([^"]*)"', completion)[1].replace("&#34;", '"'))  # type: ignore[index]
-    assert set(tokens[0]) == {"text", "id"}
-    assert set(tokens[-1]) == {"text", "id", "engine", "trainer", "reference", "advantage"}
+    tokens = data_of(completion, "tokens")
+    assert {name for name, values in tokens.items() if values[0] is not None} == {"text", "id"}
+    assert {name for name, values in tokens.items() if values[-1] is not None} == {
+        "text", "id", "engine", "trainer", "reference", "advantage",
+    }  # fmt: skip
+
+
+def data_of(page: str, name: str) -> Any:
+    """The first data of this name for a script of the page."""
+    found = re.search(rf"data-{name}='([^']*)'", page)
+    assert found is not None
+    return json.loads(found[1])
 
 
 @pytest.mark.parametrize(
@@ -157,7 +167,7 @@ def test_a_loop_shows_each_round_against_the_accepted_and_against_the_start(
     assert (
         "2 rounds took 0.15 device hours" in page
     )  # a minute for each of five stages, and of four that the second computed
-    charts = json.loads(re.search(r'data-charts="([^"]*)"', page)[1].replace("&#34;", '"'))["charts"]  # type: ignore[index]
+    charts = data_of(page, "charts")["charts"]
     assert [(chart["title"], chart["lines"][-1]["x"]) for chart in charts] == [
         ("score", [1, 2]), ("against the start", [1, 2])
     ]  # fmt: skip
@@ -347,12 +357,13 @@ def test_curves_are_grouped_by_question_and_long_ones_thinned_to_their_last_poin
     }  # fmt: skip
     found = grouped(curves)
     assert {title: list(lines) for title, lines in found.charts.items()} == {
-        "rewards by name": ["reward/a", "reward/b"], "KL to the reference": ["kl"], "other": ["other/x"],
+        "reward and KL": ["kl"], "rewards by name": ["reward/a", "reward/b"], "other": ["other/x"],
     }  # fmt: skip
     assert found.constants == {"constant": 4.0}
     drawn = {chart["title"]: chart["lines"] for chart in curve_charts(found.charts)}
-    assert drawn["KL to the reference"][0]["x"][-1] == 5001
-    assert len(drawn["KL to the reference"][0]["x"]) <= 2001
+    (kl,) = drawn["reward and KL"]
+    assert (kl["x"][-1], len(kl["x"]) <= 2001) == (5001, True)
+    assert not kl["right"]  # nothing is on the left
     assert drawn["rewards by name"][1]["y"] == [1.0, 3.0]
 
 

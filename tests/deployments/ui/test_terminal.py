@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from deployments.cli.main import app
 from deployments.ui import terminal
 from deployments.ui.demo import write_demo
-from deployments.ui.reading import NodeView, Run, StoreReader
+from deployments.ui.reading import StoreReader
 from deployments.ui.terminal_pages import completion_page, sparkline
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.live import LiveFiles
@@ -38,6 +38,8 @@ from rlhf_core.artifacts.logged_rollouts import (
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.record import RunStart, write_start
+from rlhf_core.pipeline.run_view import Run
+from rlhf_core.report.node_view import NodeView
 from tests.terminals import Screen
 
 pytestmark = pytest.mark.parts

@@ -12,15 +12,15 @@ import httpx
 import pytest
 
 from deployments.ui.demo_run import RUN_ID, write_demo_run
-from deployments.ui.reading import NodeView, Run
-from deployments.ui.timeline import TimeLine, phases, time_line
 from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.leases import Lease, lease_path, live_holder, take_lease
 from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_start
+from rlhf_core.pipeline.record import NodeRecord, RunStart, write_start
+from rlhf_core.report.node_view import NodeView
+from rlhf_core.report.timeline import TimeLine, phases, time_line
 from tests.deployments.ui.made_runs import AT, publish, record, ref_of
 from tests.deployments.ui.served import browsing
 
@@ -142,12 +142,8 @@ def lines(attempts: Sequence[Attempt], seconds: float = 100.0, started: float = 
     """The time line of a run with one stage."""
     ref = ref_of("rl", "rl")
     started_at = AT + timedelta(seconds=started)
-    ended = RunRecord(
-        run_id="made", recipe={}, overrides=(), started_at=started_at, finished_at=AT + timedelta(seconds=seconds),
-        nodes=(),
-    )  # fmt: skip
-    run = Run("made", {}, (), started_at, ended, {"rl": ref})
-    return time_line(run, [NodeView("rl", ref, "computed", None)], {"rl": attempts}, {}, now=AT)
+    nodes = [NodeView("rl", ref, "computed", None)]
+    return time_line("made", started_at, AT + timedelta(seconds=seconds), nodes, {"rl": attempts}, {})
 
 
 def test_attempts_of_other_runs_are_shown_as_far_as_they_fall_into_the_run() -> None:

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from rlhf_core.artifacts.attempt import Attempt, JudgeUse
 from rlhf_core.artifacts.costs import cost_of, stage_cost, total
 from rlhf_core.config.prices import PricesConfig
-from rlhf_core.report.costs import with_costs
 from rlhf_core.report.formatting import money
 
 START = datetime(2026, 1, 2, 3, tzinfo=UTC)
@@ -58,16 +57,6 @@ def test_a_reused_stage_saves_and_attempts_of_other_runs_are_told_apart() -> Non
     computed, reused = (stage_cost("sft", outcome, attempts, "now", PRICES) for outcome in ("computed", "reused"))
     assert [round(total([computed], part).money, 2) for part in ("own", "others", "saved")] == [2.2, 2.2, 0.0]
     assert [round(total([reused], part).money, 2) for part in ("own", "others", "saved")] == [2.2, 0.0, 2.2]
-
-
-def test_a_report_shows_the_costs_of_its_run() -> None:
-    costs = [stage_cost("<sft>", "reused", [attempt("before")], "now", PRICES)]
-    page = " ".join(with_costs("<html><body>one</body></html>", costs, PRICES).split())
-    assert page.startswith("<html><body>one<h2>Cost</h2>")
-    assert page.endswith("</body></html>")
-    assert "<td>&lt;sft&gt;</td><td>reused, saved</td>" in page
-    assert page.count("2.20 EUR") == 2  # of the stage, and in the sum
-    assert "No prices are set" in with_costs("<body></body>", costs, None)
 
 
 @pytest.mark.parametrize("wrong", ['{"currency": "€"}', '{"core": 1.0}', '{"currency": "EUR", "core": -1.0}'])

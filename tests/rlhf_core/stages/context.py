@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,7 +57,7 @@ class LocalContext:
     def live(self) -> LiveFiles:
         return LiveFiles(LocalStore(self.workdir / "store"), ArtifactRef(stage=self.name, key=self.key))
 
-    def fetch(self, ref: ArtifactRef) -> Input:
+    def fetch(self, ref: ArtifactRef, only: Collection[str] | None = None) -> Input:
         return self.artifacts[ref.path]
 
     def put_files(self, folder: Path) -> dict[str, str]:

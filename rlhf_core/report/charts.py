@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import bokeh
 
+from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.logged_rollouts import Histogram
 from rlhf_core.report.content import Curves
 
@@ -18,21 +19,26 @@ BOKEH = [_JAVASCRIPT / name for name in ("bokeh.min.js", "bokeh-api.min.js")]  #
 # Of the phases of RL, in their order; charts.js has the same for lines.
 COLOURS = ("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac")
 _MOST_LINES = 10  # of one chart
-_MOST_POINTS = 2000  # of one curve
+MOST_POINTS = 2000  # of one curve
 
 # Questions about RL, and the metrics that answer them, in one chart; other metrics follow by their groups.
 _QUESTIONS: Mapping[str, tuple[str, ...]] = {
-    "reward": ("reward", "score"),
+    "reward and KL": ("reward", "score", "kl"),
     "rewards by name": ("reward/",),
     "validation": ("validation/",),
-    "KL to the reference": ("kl",),
     "completion length": ("completion_length",),
     "entropy": ("entropy",),
-    "truncated, distinct, solved and hopeless": ("truncated_share", "distinct", "solved_share", "hopeless_share"),
+    "solved, mixed and hopeless prompts": (
+        "filtering/all_right_share", "filtering/kept_share", "filtering/all_wrong_share",
+    ),
+    "truncated and distinct": ("truncated_share", "distinct"),
     "loss": ("loss", "policy_loss", "value_loss"),
     "gradient norm": ("gradient_norm",),
     "seconds by phase": ("seconds/",),
-}
+}  # fmt: skip
+_RIGHT = frozenset({"kl"})  # has an axis of its own beside other curves: its scale is another one
+_DERIVED = frozenset({"validation/best", "validation/best_step"})  # follow from others
+_DIGITS = 6
 
 Chart = dict[str, Any]  # as charts.js reads it
 
@@ -45,12 +51,14 @@ class GroupedCurves:
 
 def grouped(curves: Curves) -> GroupedCurves:
     """Return the curves by the question that they answer, and apart from them those that never change."""
-    finite = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in curves.items()}
+    finite = {
+        name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in curves.items() if name not in _DERIVED
+    }
     constants = {name: points[0][1] for name, points in finite.items() if points and len({y for _, y in points}) == 1}
     rest = {name: points for name, points in finite.items() if points and name not in constants}
     charts: dict[str, Curves] = {}
     for title, names in _QUESTIONS.items():
-        chosen = {name: points for name, points in rest.items() if _answers(name, names)}
+        chosen = {name: rest[name] for each in names for name in sorted(rest) if _answers(name, each)}
         if chosen:
             charts[title] = chosen
             rest = {name: points for name, points in rest.items() if name not in chosen}
@@ -59,18 +67,32 @@ def grouped(curves: Curves) -> GroupedCurves:
     return GroupedCurves(charts, constants)
 
 
-def curve_charts(charts: Mapping[str, Curves]) -> list[Chart]:
+def curve_charts(charts: Mapping[str, Curves], most_points: int = MOST_POINTS) -> list[Chart]:
     """Return one chart for each title. Steps count from 1; of a long curve every n-th point is drawn, and the last."""
     return [
         {
             "title": title,
             "lines": [
-                {"name": name, "x": [x + 1 for x, _ in points], "y": [y for _, y in points]}
-                for name, points in ((name, _thinned(points)) for name, points in sorted(curves.items())[:_MOST_LINES])
+                {"name": name, "right": name in _RIGHT and not _RIGHT.issuperset(curves), **_line(points, most_points)}
+                for name, points in list(curves.items())[:_MOST_LINES]
             ],
         }
         for title, curves in charts.items()
     ]
+
+
+def marks(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
+    """Return the events of a stage's attempts that have a step, for its charts: where each ended, and was resumed."""
+    events = [
+        {"step": step, "text": text}
+        for each in attempts
+        for step, text in (
+            (each.resumed_after, "resumed from the checkpoint"),
+            (each.step if each.outcome not in ("published", "running") else None, each.outcome),
+        )
+        if step is not None
+    ]
+    return sorted(events, key=lambda event: event["step"])
 
 
 def histogram_charts(histograms: Mapping[str, Histogram]) -> list[Chart]:
@@ -79,10 +101,11 @@ def histogram_charts(histograms: Mapping[str, Histogram]) -> list[Chart]:
     ]
 
 
-def _answers(name: str, names: tuple[str, ...]) -> bool:
-    return any(name == each or (each.endswith("/") and name.startswith(each)) for each in names)
+def _answers(name: str, metric: str) -> bool:
+    return name == metric or (metric.endswith("/") and name.startswith(metric))
 
 
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    every = -(-len(points) // _MOST_POINTS)
-    return points[:-1:every] + points[-1:]
+def _line(points: list[tuple[float, float]], most: int) -> dict[str, list[float]]:
+    every = -(-len(points) // most)
+    thinned = points[:-1:every] + points[-1:]
+    return {"x": [x + 1 for x, _ in thinned], "y": [float(f"{y:.{_DIGITS}g}") for _, y in thinned]}

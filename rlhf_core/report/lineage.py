@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from deployments.ui.reading import NodeView
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.errors import shortened
+from rlhf_core.report.node_view import NodeView
 
 _MOST_NODES = 60
 # In pixels; the style sheet's font fits a name of so many characters into a box.

@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from deployments.cli.tables import duration
-from deployments.ui.reading import NodeView, Run
 from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.attempts import attempt_of
 from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.errors import shortened
 from rlhf_core.report.content import Curves
+from rlhf_core.report.formatting import duration
+from rlhf_core.report.node_view import NodeView
 
 _PHASE = "seconds/"
+_LONGEST_REASON = 300  # characters
 _MOST_TICKS = 5
 _TICKS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 3 * 3600, 6 * 3600, 12 * 3600, 24 * 3600)  # seconds
 _SHORTEST_GAP, _SMALLEST_GAP = 2.0, 0.01  # seconds, and of the time line: less is what the start of any job takes
@@ -56,17 +58,17 @@ class Phase:
 
 
 def time_line(
-    run: Run, nodes: Sequence[NodeView], attempts: Mapping[str, Sequence[Attempt]],
-    inputs: Mapping[str, Mapping[str, ArtifactRef]], now: datetime,
+    run_id: str, started_at: datetime, ended_at: datetime, nodes: Sequence[NodeView],
+    attempts: Mapping[str, Sequence[Attempt]], inputs: Mapping[str, Mapping[str, ArtifactRef]],
 ) -> TimeLine:  # fmt: skip
-    """Return the time line of a run from its start to its end, or to `now`; in the order in which the stages began.
+    """Return the time line of a run, its stages in the order in which they began. ended_at: now, while it runs.
 
     attempts: by stage, those of other runs too, which are shown as far as they fall into this time.
     """
     known = {node.name: _attempts(node, attempts.get(node.name, ())) for node in nodes}
-    own = [each for of_node in known.values() for each in of_node if each.run_id == run.run_id]
-    start = min([run.started_at, *(each.started_at for each in own)])
-    end = max([run.record.finished_at if run.record else now, *(each.seen_at for each in own)])
+    own = [each for of_node in known.values() for each in of_node if each.run_id == run_id]
+    start = min([started_at, *(each.started_at for each in own)])
+    end = max([ended_at, *(each.seen_at for each in own)])
     seconds = max((end - start).total_seconds(), 1.0)
     end = start + timedelta(seconds=seconds)
     shown = {
@@ -80,11 +82,11 @@ def time_line(
 
     def lane(node: NodeView) -> Lane:
         ready = max([start, *(ends[ref] for ref in inputs.get(node.name, {}).values() if ref in ends)])
-        began = next((each.started_at for each in shown[node.name] if not _is_other(each, run)), ready)
+        began = next((each.started_at for each in shown[node.name] if not _is_other(each, run_id)), ready)
         waited = (began - ready).total_seconds()
         gap = waited if waited > max(_SHORTEST_GAP, _SMALLEST_GAP * seconds) else 0.0
         return Lane(
-            node, [_bar(node, each, percent, _is_other(each, run)) for each in shown[node.name]],
+            node, [_bar(node, each, percent, _is_other(each, run_id)) for each in shown[node.name]],
             (percent(ready), percent(began) - percent(ready)) if gap else None, _summary(node, shown[node.name], gap),
         )  # fmt: skip
 
@@ -112,9 +114,9 @@ def _attempts(node: NodeView, attempts: Sequence[Attempt]) -> Sequence[Attempt]:
     return sorted(attempts, key=lambda each: each.started_at)
 
 
-def _is_other(attempt: Attempt, run: Run) -> bool:
+def _is_other(attempt: Attempt, run_id: str) -> bool:
     """Return whether another run made the attempt; manifests of earlier releases do not say which did."""
-    return attempt.run_id not in ("", run.run_id)
+    return attempt.run_id not in ("", run_id)
 
 
 def _seconds(attempt: Attempt) -> float:
@@ -128,7 +130,7 @@ def _bar(node: NodeView, attempt: Attempt, percent: Callable[[datetime], float],
         f" ({duration(seconds)})",
         f"waited {duration(attempt.waited)} for room" if attempt.waited else "",
         "of another run" if is_other else "",
-        attempt.reason,
+        shortened(attempt.reason, _LONGEST_REASON),
     ]
     return Bar(
         left, percent(attempt.seen_at) - left, min(100.0, 100 * attempt.waited / seconds) if seconds else 0.0,

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, LoggedSequence
+from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, LoggedImage, LoggedSequence
+from rlhf_core.errors import shortened
+
+_LONGEST_TOKEN = 200  # characters
+_PROMPT_TOKENS = 16  # shown of a prompt whose sequence does not fit
 
 
 def tokens_of(sequence: LoggedSequence) -> list[dict[str, Any]]:
@@ -31,9 +37,69 @@ def tokens_of(sequence: LoggedSequence) -> list[dict[str, Any]]:
     return tokens
 
 
+def columns_of(tokens: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return tokens as columns, as tokens.js reads them; null where a token has no such value."""
+    names = dict.fromkeys(name for token in tokens for name in token)
+    return {name: [_short(token.get(name)) for token in tokens] for name in names}
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    return shortened(value, _LONGEST_TOKEN) if isinstance(value, str) else value
+
+
 def mean_advantage(completion: LoggedCompletion) -> float:
     values = [value for each in completion.sequences for value in each.advantages if value is not None]
     return fmean(values) if values else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStrip:
+    """The tokens of a sequence as tokens.js reads them."""
+
+    columns: Mapping[str, Sequence[Any]]
+    left_out: int  # tokens
+    images: Sequence[LoggedImage]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionView:
+    """A logged completion as pages show it."""
+
+    index: int  # in its group
+    reward: float | None
+    rewards: Mapping[str, float | None]
+    environment: Mapping[str, float | None]
+    advantage: float
+    shade: str
+    sampled_tokens: int
+    turns: int
+    finish_reason: str
+    messages: Sequence[Mapping[str, Any]]  # that it answers; empty: the prompt
+    text: str
+    sequences: Sequence[TokenStrip]
+
+
+def completion_view(group: LoggedGroup, index: int, most_tokens: int | None = None) -> CompletionView:
+    """Return a completion of a group. most_tokens: of each sequence; the others are left out."""
+    completion = group.completions[index]
+    return CompletionView(
+        index, completion.reward, completion.rewards, completion.environment, mean_advantage(completion),
+        shade(group, completion), completion.sampled_tokens, completion.turns, completion.finish_reason,
+        list(completion.messages or ()), completion.text,
+        [_strip(sequence, most_tokens) for sequence in completion.sequences],
+    )  # fmt: skip
+
+
+def _strip(sequence: LoggedSequence, most: int | None) -> TokenStrip:
+    """Return the strip of a sequence. Where not all fit, the last few tokens of its prompt come first."""
+    tokens = tokens_of(sequence)
+    if most is None or len(tokens) <= most:
+        return TokenStrip(columns_of(tokens), 0, sequence.images)
+    first = max(0, next((i for i, trained in enumerate(sequence.trained) if trained), 0) - _PROMPT_TOKENS)
+    shown = tokens[first : first + most]
+    return TokenStrip(columns_of(shown), len(tokens) - len(shown), ())
 
 
 def rewards_of(group: LoggedGroup) -> list[float]:
