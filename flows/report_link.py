@@ -10,6 +10,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from rlhf_core.artifacts.logged_rollouts import logged_files
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
+from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.prepare import Prepared
 from rlhf_core.pipeline.record import RunRecord, report_json_path, report_path
 from rlhf_core.pipeline.run_view import inputs_of, node_view, run_of_record, run_part
@@ -23,7 +24,7 @@ def link_report(prepared: Prepared, record: RunRecord) -> None:
     reports = [node.ref for node in record.nodes if node.ref.stage == Kind.REPORT]
     lines = [f"# Run of the recipe {record.recipe['name']}", "", *_stages(record), "", *_comparison(record), ""]
     for ref in reports:
-        _copy_report(prepared, ref, record)
+        store_report(prepared.repository, ref, record)
         path = report_path(record.run_id)
         if url := prepared.store.page_url(path):
             lines += [f"[Open the report with curves and samples]({url}) (this link is valid for a week)", ""]
@@ -31,9 +32,9 @@ def link_report(prepared: Prepared, record: RunRecord) -> None:
     create_markdown_artifact("\n".join(lines), key="report", description="What the run made, and its report")
 
 
-def _copy_report(prepared: Prepared, ref: ArtifactRef, record: RunRecord) -> None:
+def store_report(repository: ArtifactRepository, ref: ArtifactRef, record: RunRecord) -> None:
     """Store the report with the part about the run, and its content beside it."""
-    repository, run = prepared.repository, run_of_record(record)
+    run = run_of_record(record)
     with tempfile.TemporaryDirectory() as cache:
         folder = repository.fetch(ref, Path(cache))
         page = (folder / REPORT_FILE).read_text(encoding="utf-8")
@@ -45,8 +46,8 @@ def _copy_report(prepared: Prepared, ref: ArtifactRef, record: RunRecord) -> Non
     }
     curves = json.loads(content)["curves"]
     part = run_part(repository, run, nodes, inputs, record.costs(run.prices), curves, logged)
-    prepared.store.put(report_path(record.run_id), with_run(page, part).encode())
-    prepared.store.put(report_json_path(record.run_id), content)
+    repository.store.put(report_path(record.run_id), with_run(page, part).encode())
+    repository.store.put(report_json_path(record.run_id), content)
 
 
 def _stages(record: RunRecord) -> list[str]:

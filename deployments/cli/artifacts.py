@@ -113,9 +113,9 @@ def report(
         str, typer.Argument(help="id of a run of a recipe, as `alignment runs` lists it", autocompletion=run_ids)
     ],
 ) -> Printed[Files]:
-    """Copy the report of a run to outputs/RUN/report.html, and print that path."""
-    path = copy_report(open_store(store_url()), run)
-    return Printed(Files([path]), [str(path)])
+    """Copy the report of a run to outputs/RUN/report.html, with its content beside it as JSON; print the path."""
+    paths = copy_report(open_store(store_url()), run)
+    return Printed(Files(paths), [str(paths[0])])
 
 
 @printing(app, panels.RESULTS)

@@ -1,4 +1,4 @@
-"""A run's HTML report, copied from the store for a browser."""
+"""A run's report, copied from the store for a browser, with its content as JSON."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from pathlib import Path
 
 from rlhf_core.artifacts.store import Store, is_path
 from rlhf_core.errors import StoreError
-from rlhf_core.pipeline.record import report_path
+from rlhf_core.pipeline.record import report_json_path, report_path
+from rlhf_core.tracking.protocol import REPORT_FILE, REPORT_JSON_FILE
 
 OUTPUTS = Path("outputs")
 
 
-def copy_report(store: Store, run_id: str) -> Path:
-    """Return the path of the copy. Raises StoreError if the store has no report of the run."""
+def copy_report(store: Store, run_id: str) -> list[Path]:
+    """Return the paths of the copies: the page, and its content, which runs of earlier releases lack.
+
+    Raises StoreError if the store has no report of the run.
+    """
     if "/" in run_id or not is_path(run_id):
         raise StoreError(f"`{run_id}` is no id of a run: the Prefect UI and `alignment run` show it")
-    path = copy_page(store, report_path(run_id), Path(run_id) / "report.html")
-    if path is None:
+    page = copy_page(store, report_path(run_id), Path(run_id) / REPORT_FILE)
+    if page is None:
         raise StoreError(f"{store.url} has no report of the run {run_id}: only a run that has completed has one")
-    return path
+    content = copy_page(store, report_json_path(run_id), Path(run_id) / REPORT_JSON_FILE)
+    return [page] if content is None else [page, content]
 
 
 def copy_page(store: Store, page: str, to: Path) -> Path | None:

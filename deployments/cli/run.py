@@ -150,7 +150,7 @@ def run(
     record = read_record(prepared.store, ended.run_id)
     report = None
     if ended.succeeded and record is not None and any(node.ref.stage == Kind.REPORT for node in record.nodes):
-        report = copy_report(prepared.store, record.run_id)
+        report = copy_report(prepared.store, record.run_id)[0]
     stages = [StageOutcome.of(node) for node in record.nodes] if record is not None else []
     document = RunEnd(ended.run_id, ended.state, ended.succeeded, ended.message, ended.url, report, stages)
     text: list[RenderableType] = []

@@ -75,14 +75,14 @@ def test_from_a_curve_to_a_token(page: Page) -> None:
     page.get_by_role("link", name="sums").first.click()
     page.get_by_role("link", name="rl", exact=True).first.click()
     page.locator(".charts canvas").first.wait_for()
-    click_chart(page, "reward", 0.97)
+    click_chart(page, "reward and KL", 0.9)
     page.wait_for_url("**/rl/steps/10")
     page.locator(".charts canvas").first.wait_for()
     click_chart(page, "reward", 0.3)  # the bar of the low rewards
     page.wait_for_url("**?histogram=reward&low=0&high=0.5")
     page.locator(".chip.low").first.click()
     page.locator(".tokens span[tabindex]").first.hover()
-    shown = page.locator("#token").inner_text()
+    shown = page.get_by_role("status").inner_text()
     assert all(name in shown for name in ("advantage -", "engine -", "trainer -", "ratio "))
     page.get_by_label("colour by").select_option("ratio")
     coloured = page.locator(".tokens span[tabindex]").first.evaluate("span => span.style.backgroundColor")
@@ -117,6 +117,7 @@ def test_two_runs_side_by_side(page: Page) -> None:
     for box in page.get_by_role("checkbox", name="compare sums").all():
         box.check()
     page.get_by_role("button", name="Compare").click()
+    page.locator(".charts").scroll_into_view_if_needed()  # they are drawn when they come into sight
     page.locator(".charts canvas").first.wait_for()
     assert page.get_by_text("rl.grpo.optimizer.learning_rate").count() == 1
     assert page.get_by_text("0.002").count() == 1

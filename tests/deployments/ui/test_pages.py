@@ -21,14 +21,12 @@ from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.local_store import LocalStore
-from rlhf_core.artifacts.logged_rollouts import LoggedGroup, LoggedSequence, LoggedStep, encode_step, rollouts_file
+from rlhf_core.artifacts.logged_rollouts import LoggedGroup, LoggedStep, encode_step, rollouts_file
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.artifacts.rounds import Rounds
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
-from rlhf_core.report.charts import curve_charts, grouped
-from rlhf_core.report.rollouts import tokens_of
 from rlhf_core.system.network import listening
 from tests.deployments.ui.served import served
 
@@ -347,33 +345,3 @@ def test_compared_runs_show_what_differs_and_by_how_much(browser: httpx.Client, 
     assert "rl: reward" in page
     live = browser.get("/compare", params={"run": [runs[0].run_id, "live"]})
     assert "compared when all runs have ended" in live.text
-
-
-def test_curves_are_grouped_by_question_and_long_ones_thinned_to_their_last_point() -> None:
-    curves = {
-        "kl": [(step, float(step)) for step in range(5001)], "reward/a": [(0, 1.0), (1, 2.0)],
-        "reward/b": [(0, 1.0), (1, float("nan")), (2, 3.0)], "other/x": [(0, 1.0), (1, 3.0)],
-        "constant": [(0, 4.0), (1, 4.0)],
-    }  # fmt: skip
-    found = grouped(curves)
-    assert {title: list(lines) for title, lines in found.charts.items()} == {
-        "reward and KL": ["kl"], "rewards by name": ["reward/a", "reward/b"], "other": ["other/x"],
-    }  # fmt: skip
-    assert found.constants == {"constant": 4.0}
-    drawn = {chart["title"]: chart["lines"] for chart in curve_charts(found.charts)}
-    (kl,) = drawn["reward and KL"]
-    assert (kl["x"][-1], len(kl["x"]) <= 2001) == (5001, True)
-    assert not kl["right"]  # nothing is on the left
-    assert drawn["rewards by name"][1]["y"] == [1.0, 3.0]
-
-
-def test_the_values_of_trained_tokens_stand_at_them() -> None:
-    sequence = LoggedSequence(
-        texts=("a", "b", "c"), token_ids=(1, 2, 3), trained=(False, True, True), engine_logprobs=(-1.0, -2.0),
-        advantages=(0.5, None), values=(7.0, 8.0),
-    )  # fmt: skip
-    assert tokens_of(sequence) == [
-        {"text": "a", "id": 1},
-        {"text": "b", "id": 2, "engine": -1.0, "advantage": 0.5, "value": 7.0},
-        {"text": "c", "id": 3, "engine": -2.0, "advantage": None, "value": 8.0},
-    ]
