@@ -5,17 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import bokeh
 
 from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.logged_rollouts import Histogram
 from rlhf_core.report.content import Curves
 
-_JAVASCRIPT = Path(bokeh.__file__).parent / "server" / "static" / "js"
-BOKEH = [_JAVASCRIPT / name for name in ("bokeh.min.js", "bokeh-api.min.js")]  # in the order in which they load
 # Of the phases of RL, in their order; charts.js has the same for lines.
 COLOURS = ("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac")
 _MOST_LINES = 10  # of one chart

@@ -41,10 +41,12 @@ def render(
             _section(node, content.curves.get(node.name, {}), rollouts.get(node.name, ()), names, limits, left_out)
             for node in shown
         ]
-        text = {"title": title, "content": drawn, "libraries": libraries, "seeds": sorted(seeds)}
+        text = {
+            "title": title, "content": drawn, "revision": revision, "libraries": libraries, "seeds": sorted(seeds),
+        }  # fmt: skip
         context = {
             **{name: bounded(value, limits, left_out, name) for name, value in text.items()},
-            "revision": revision, "training": [section for section in sections if section.charts],
+            "training": [section for section in sections if section.charts],
             "others": [section for section in sections if not section.charts], "nodes": shown,
             "stages_left_out": len(nodes) - len(shown), "place": _place, "lineage": lineage_picture(shown, inputs),
             "logged": {section.name: section.rollouts[-1].step for section in sections if section.rollouts},

@@ -22,12 +22,13 @@ from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.logged_rollouts import LoggedGroup, LoggedStep, encode_step, rollouts_file
-from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.artifacts.rounds import Rounds
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
 from rlhf_core.system.network import listening
+from tests.deployments.ui.made_runs import publish, record, ref_of
 from tests.deployments.ui.served import served
 
 pytestmark = pytest.mark.parts
@@ -309,6 +310,22 @@ def test_a_form_that_is_none_of_ours_is_refused(
     before = champion(store)
     assert browser.post(path, data=form).status_code == status
     assert champion(store) == before
+
+
+def test_a_run_begins_with_the_verdict_of_its_gate(registry: tuple[httpx.Client, LocalStore], tmp_path: Path) -> None:
+    browser, store = registry
+    (tmp_path / "gate").mkdir()
+    verdict = {"accepted": False, "reason": f"it is rude {HOSTILE}", "comparisons": []}
+    (tmp_path / "gate" / "verdict.json").write_text(json.dumps(verdict), encoding="utf-8")
+    gate = ref_of("gated", "gate")
+    publish(
+        store, gate, tmp_path / "gate", kind=Kind.GATE, parents={"candidate": ref_of("a"), "baseline": ref_of("b")}
+    )  # fmt: skip
+    record(store, [NodeRecord(name="gate", ref=gate, outcome="computed")], run_id="gated")
+    page = browser.get("/runs/gated").text
+    assert '<p class="headline">The model is <b class="failed">refused</b> by gate: it is rude &lt;' in page
+    assert "<h2>gate: refused</h2>" in page
+    assert HOSTILE not in page
 
 
 def test_text_of_models_and_users_is_never_markup(browser: httpx.Client) -> None:
