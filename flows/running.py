@@ -65,7 +65,7 @@ def run_recipe(
     budget.
 
     rerun_from: a node to compute again, `node@label`; without a label this run is the label, also of its retries.
-    tags: of the run in Prefect, besides those of its recipe.
+    tags: of the run; in Prefect it has those of its recipe too.
     Returns one table row per node, or the state Cancelled or OverBudget. Raises RecipeError, StoreError or StackError
     before any job, StageError when a stage failed.
     """
@@ -83,9 +83,9 @@ def run_recipe(
             watch = BudgetWatch(prepared.repository, budget, require_budget(prepared, nodes, budget))
         name = run_name(prepared.loaded.recipe, overrides, only, rerun_from)
         name_run(UUID(run_id), name, prepared.loaded.recipe, tags)
-        futures = compute(prepared, overrides, started_at, nodes, cancel, watch)
+        futures = compute(prepared, overrides, started_at, nodes, cancel, watch, tags)
     if watch is not None and watch.overrun:
-        write_record(prepared.store, _record(prepared, overrides, started_at, nodes, futures, rerun))
+        write_record(prepared.store, _record(prepared, overrides, started_at, nodes, futures, rerun, tags))
         notify(
             "over_budget", watch.overrun, prepared.loaded.recipe.notify,
             recipe=prepared.loaded.recipe.name, store=prepared.store, run_id=run_id, say=get_run_logger().warning,
@@ -93,7 +93,7 @@ def run_recipe(
         return Cancelled(name="OverBudget", message=watch.overrun)
     if cancel.is_set():
         return CANCELLED
-    return conclude(prepared, overrides, started_at, nodes, futures, rerun)
+    return conclude(prepared, overrides, started_at, nodes, futures, rerun, tags)
 
 
 def compute(
@@ -103,12 +103,13 @@ def compute(
     nodes: Mapping[str, Node],
     cancel: threading.Event,
     watch: BudgetWatch | None = None,
+    tags: Collection[str] = (),
 ) -> Futures:
     """Run the nodes to their end, or until `cancel` is set, which `watch` does over the budget.
 
     Stores what it is about to compute, for followers and for its cost.
     """
-    start = _start(prepared, overrides, started_at, nodes)
+    start = _start(prepared, overrides, started_at, nodes, tags)
     write_start(prepared.store, start)
     settings = run_settings(prepared, str(runtime.flow_run.id))
     write_needs(prepared.store, settings.run_id, [node.ref for node in prepared.graph.values()])
@@ -133,12 +134,13 @@ def conclude(
     nodes: Mapping[str, Node],
     futures: Futures,
     rerun: Rerun | None = None,
+    tags: Collection[str] = (),
 ) -> list[Row]:
     """Write the run's record, table and report. Returns one table row per node.
 
     Raises StageError if one failed, NothingLeftError if only stages failed that had no rows to make.
     """
-    record = _record(prepared, overrides, started_at, nodes, futures, rerun)
+    record = _record(prepared, overrides, started_at, nodes, futures, rerun, tags)
     write_record(prepared.store, record)
     rows = [_row(node) for node in record.nodes]
     create_table_artifact(
@@ -184,7 +186,13 @@ def _submit(nodes: Mapping[str, Node], runner: StageRunner) -> Futures:
     return futures
 
 
-def _start(prepared: Prepared, overrides: Sequence[str], started_at: datetime, nodes: Mapping[str, Node]) -> RunStart:
+def _start(
+    prepared: Prepared,
+    overrides: Sequence[str],
+    started_at: datetime,
+    nodes: Mapping[str, Node],
+    tags: Collection[str],
+) -> RunStart:
     """Return what the run is about to compute. What its first attempt computed is not reused in a retry of it."""
     run_id = str(runtime.flow_run.id)
     earlier = read_start(prepared.store, run_id)
@@ -200,6 +208,7 @@ def _start(prepared: Prepared, overrides: Sequence[str], started_at: datetime, n
         overrides=tuple(overrides),
         started_at=started_at,
         nodes={name: node.ref for name, node in nodes.items()},
+        tags=tuple(tags),
         reused=tuple(name for name, node in nodes.items() if is_reused(name, node)),
     )
 
@@ -211,11 +220,13 @@ def _record(
     nodes: Mapping[str, Node],
     futures: Futures,
     rerun: Rerun | None,
+    tags: Collection[str],
 ) -> RunRecord:
     return RunRecord(
         run_id=str(runtime.flow_run.id),
         recipe=prepared.loaded.recipe.model_dump(mode="json"),
         overrides=tuple(overrides),
+        tags=tuple(tags),
         rerun_from="" if rerun is None else str(rerun),
         started_at=started_at,
         finished_at=datetime.now(UTC),

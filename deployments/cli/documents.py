@@ -16,7 +16,7 @@ from rlhf_core.artifacts.manifest import Manifest, MetricValue
 from rlhf_core.config.prices import PricesConfig
 from rlhf_core.pipeline.estimates import Estimate
 from rlhf_core.pipeline.record import NodeRecord, RunRecord
-from rlhf_core.pipeline.run_costs import RunCosts
+from rlhf_core.pipeline.run_costs import RunCosts, prices_of_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +228,15 @@ class RunLine:
     started: datetime | None
     seconds: float | None
     failed_stages: Sequence[str]
+    tags: Sequence[str] = ()
+    device_seconds: float | None = None  # of its own attempts; None: it has no record
+    money: float | None = None  # of what has a price; None: no prices are set, or it has no record
+    currency: str | None = None
 
     @classmethod
     def of(cls, record: RunRecord) -> RunLine:
+        prices = prices_of_run(record.recipe)
+        cost = total(record.costs(prices), "own")
         return cls(
             run=record.run_id,
             recipe=str(record.recipe.get("name", "")),
@@ -239,6 +245,10 @@ class RunLine:
             started=record.started_at,
             seconds=(record.finished_at - record.started_at).total_seconds(),
             failed_stages=[node.name for node in record.nodes if node.outcome == "failed"],
+            tags=record.tags,
+            device_seconds=cost.device_seconds,
+            money=None if prices is None else cost.money,
+            currency=None if prices is None else prices.currency,
         )
 
 

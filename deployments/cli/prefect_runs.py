@@ -45,15 +45,21 @@ def read_run(client: SyncPrefectClient, text: str) -> FlowRun:
 
 def _line(flow_run: FlowRun) -> RunLine:
     parameters = flow_run.parameters
-    overrides = parameters.get("overrides") or ()
+    overrides, tags = (parameters.get(name) or () for name in ("overrides", "tags"))
     started = flow_run.start_time or flow_run.expected_start_time
     ended = flow_run.state is not None and flow_run.state.is_final()
     return RunLine(
         run=str(flow_run.id),
         recipe=Path(str(parameters.get("recipe", ""))).stem,
-        settings=[str(each) for each in overrides] if isinstance(overrides, Sequence) else [],
+        settings=_texts(overrides),
         outcome=(flow_run.state_name or "unknown").lower(),
         started=started,
         seconds=flow_run.total_run_time.total_seconds() if ended else flow_run.estimated_run_time.total_seconds(),
         failed_stages=[],
+        tags=_texts(tags),
     )
+
+
+def _texts(parameter: object) -> list[str]:
+    """Return a list that a person gave in Prefect's form, which may be anything."""
+    return [str(each) for each in parameter] if isinstance(parameter, Sequence) else []

@@ -27,6 +27,7 @@ from deployments.cli.tables import comparison_tables, cost_totals, estimate_tabl
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.opening import STORE_VARIABLE, open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.config.texts import check_tag
 from rlhf_core.errors import StageError
 from rlhf_core.graph.rerun import Rerun
 from rlhf_core.pipeline.budget import expected_money, in_words, known_facts, require_budget
@@ -48,6 +49,13 @@ RERUN_FROM = typer.Option(
     help="compute this node and all that reads it again, although results exist; NODE@LABEL names the repetition",
     metavar="NODE",
 )
+
+
+def _tag(text: str) -> str:
+    try:
+        return check_tag(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 @printing(app, panels.RUNS)
@@ -124,6 +132,9 @@ def run(
     budget: Annotated[
         float | None, typer.Option(min=0, help="money that it may cost; it stops at a checkpoint once it costs more")
     ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(parser=_tag, metavar="TAG", help="a tag of the run, to filter by; repeatable")
+    ] = None,
 ) -> Printed[RunEnd]:
     """Run a recipe and follow it to its end.
 
@@ -146,6 +157,8 @@ def run(
         parameters["rerun_from"] = str(rerun)
     if budget is not None:
         parameters["budget"] = budget
+    if tag:
+        parameters["tags"] = tag
     ended = follow("alignment/full", parameters, [node.name for node in planned], console)
     record = read_record(prepared.store, ended.run_id)
     report = None

@@ -20,7 +20,7 @@ from deployments.cli.recipe_list import described_recipes
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import IntegrityError, StackError
 from rlhf_core.pipeline.record import newest_records
-from rlhf_core.report.formatting import duration
+from rlhf_core.report.formatting import amount, duration
 
 app = typer.Typer()
 
@@ -32,6 +32,7 @@ _STYLES = {"completed": "green", "running": "cyan", **dict.fromkeys(_FAILED, "re
 def runs(
     recipe: Annotated[str | None, typer.Option(help="only runs of this recipe, by its name")] = None,
     failed: Annotated[bool, typer.Option("--failed", help="only runs that failed or crashed")] = False,
+    tag: Annotated[str | None, typer.Option(help="only runs with this tag")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="how many")] = 20,
 ) -> Printed[Runs]:
     """List runs, newest first, with those that Prefect knows to be unfinished.
@@ -40,7 +41,8 @@ def runs(
     """
 
     def wanted(line: RunLine) -> bool:
-        return recipe in (None, line.recipe) and (not failed or line.outcome in _FAILED)
+        of_recipe = recipe in (None, line.recipe)
+        return of_recipe and (not failed or line.outcome in _FAILED) and (tag is None or tag in line.tags)
 
     recorded = list(islice(filter(wanted, _recorded()), limit))
     known = {line.run for line in recorded}
@@ -77,7 +79,14 @@ def _newest_first(line: RunLine) -> tuple[float, str]:
 
 def _table(lines: list[RunLine]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0))
-    least = {"run": 36, "recipe": 6, "settings": 8, "started": 10, "outcome": 9, "time": 5}  # 80 characters in all
+    least = {
+        "run": 36,
+        "recipe": 6,
+        "settings\ntags": 8,
+        "started": 10,
+        "outcome": 9,
+        "time\ncost": 5,
+    }  # 80 characters in all
     for column, width in least.items():
         table.add_column(column, overflow="fold", no_wrap=column == "run", min_width=width)
     for line in lines:
@@ -85,12 +94,19 @@ def _table(lines: list[RunLine]) -> Table:
         table.add_row(
             line.run,
             line.recipe,
-            " ".join(line.settings),
+            Text("\n".join(filter(None, [" ".join(line.settings), *line.tags]))),
             "" if line.started is None else f"{line.started:%Y-%m-%d %H:%M}",
             Text(outcome, _STYLES.get(line.outcome, "")),
-            "" if line.seconds is None else duration(line.seconds),
+            "\n".join(_time_and_cost(line)),
         )
     return table
+
+
+def _time_and_cost(line: RunLine) -> Iterator[str]:
+    if line.seconds is not None:
+        yield duration(line.seconds)
+    if line.money is not None:
+        yield f"{amount(line.money)} {line.currency}"
 
 
 @printing(app, panels.RUNS)

@@ -49,7 +49,8 @@ def write_demo(
         record = RunRecord(
             run_id=_run_id(number),
             recipe={"name": "sums", "seed": number, "rl": results[1][0].config},
-            overrides=(f"seed={number}",), started_at=results[0][0].started_at, finished_at=results[-1][0].finished_at,
+            overrides=(f"seed={number}",), tags=("nightly", "baseline") if number == 0 else ("nightly",),
+            started_at=results[0][0].started_at, finished_at=results[-1][0].finished_at,
             nodes=tuple(
                 NodeRecord(name=made.name, ref=made.ref, outcome="computed", seconds=60.0, metrics=made.metrics)
                 for made, _ in results

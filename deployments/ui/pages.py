@@ -10,6 +10,7 @@ from deployments.ui.dataset_page import MOST_ROWS, read_dataset_view
 from deployments.ui.loops import loop_names
 from deployments.ui.reading import NotFoundError, StoreReader
 from deployments.ui.registry import ACTIONS, Form, move, read_model, summaries
+from deployments.ui.run_list import RunsView
 from rlhf_core.artifacts.attempts import attempts_at
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedStep
 from rlhf_core.artifacts.manifest import Kind
@@ -44,16 +45,12 @@ class Pages:
         return self._rendered("error.html", title="Error", text=text)
 
     def runs(self, where: Where, query: Query) -> str:
-        """The runs of the store that match `q`, a part of the recipe's name, an override or the id, and `outcome`."""
-        wanted, outcome = query.get("q", ""), query.get("outcome", "")
-        runs = [
-            run
-            for run in self._reader.runs()
-            if (not outcome or run.outcome == outcome)
-            and wanted.lower() in " ".join([run.name, run.run_id, *run.overrides]).lower()
-        ]
+        """The runs of the store, filtered and sorted as the address says (`RunsView`)."""
+        view, all_runs = RunsView.of(query), self._reader.runs()
+        runs = view.of_runs(all_runs)
         return self._rendered(
-            "runs.html", title="Runs", runs=runs[:_MOST_RUNS], count=len(runs), query=wanted, outcome=outcome,
+            "runs.html", title="Runs", runs=runs[:_MOST_RUNS], count=len(runs), view=view,
+            tags=sorted({tag for run in all_runs for tag in run.tags}),
             outcomes=("succeeded", "failed", "unfinished"), headline=_headline_metric, money=money,
         )  # fmt: skip
 

@@ -117,7 +117,8 @@ Project = Annotated[
     str, AfterValidator(_of_form(r"[^/\\#?%:\s][^/\\#?%:]{0,127}", r"a project: up to 128 signs, none of / \ # ? % :"))
 ]
 Label = Annotated[str, AfterValidator(_of_form(r"\S(.{0,126}\S)?", "a name: one line of up to 128 signs"))]
-Tag = Annotated[str, AfterValidator(_of_form(r"\S(.{0,62}\S)?", "a tag: one line of up to 64 signs"))]
+check_tag = _of_form(r"\S(.{0,62}\S)?", "a tag: one line of up to 64 signs")
+Tag = Annotated[str, AfterValidator(check_tag)]
 
 _COUNT = re.compile(r"\{(\d{1,9})")
 _MOST_REPEATS = 1_000_000

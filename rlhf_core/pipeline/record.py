@@ -41,6 +41,7 @@ class RunStart(Config):
     overrides: tuple[str, ...]
     started_at: datetime
     nodes: dict[str, ArtifactRef]
+    tags: tuple[str, ...] = ()  # that it was given
     reused: tuple[str, ...] = ()  # nodes whose results the store had before the run's first attempt
 
 
@@ -58,6 +59,7 @@ class RunRecord(Config):
     run_id: str
     recipe: dict[str, Any]  # resolved
     overrides: tuple[str, ...]
+    tags: tuple[str, ...] = ()  # that it was given
     rerun_from: str = ""  # `node@label`, which was computed again on purpose
     started_at: datetime
     finished_at: datetime

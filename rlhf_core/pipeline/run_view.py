@@ -35,6 +35,7 @@ class Run:
     started_at: datetime
     record: RunRecord | None  # None: it has not ended, or its process was killed
     nodes: Mapping[str, ArtifactRef]
+    tags: Sequence[str]
 
     @property
     def name(self) -> str:
@@ -62,14 +63,16 @@ class Run:
 
 def run_of_record(record: RunRecord) -> Run:
     nodes = {node.name: node.ref for node in record.nodes}
-    return Run(record.run_id, record.recipe, record.overrides, record.started_at, record, nodes)
+    return Run(record.run_id, record.recipe, record.overrides, record.started_at, record, nodes, record.tags)
 
 
 def newest_run(run_id: str, start: RunStart | None, record: RunRecord | None) -> Run | None:
     """Return the run by its record, or by its start if it runs for the first time or again; None without either."""
     if record is not None and record.is_newest(start):
         return run_of_record(record)
-    return None if start is None else Run(run_id, start.recipe, start.overrides, start.started_at, None, start.nodes)
+    if start is None:
+        return None
+    return Run(run_id, start.recipe, start.overrides, start.started_at, None, start.nodes, start.tags)
 
 
 def node_view(repository: ArtifactRepository, run: Run, name: str) -> NodeView:

@@ -68,7 +68,8 @@ def recorded(
         ref = ArtifactRef(stage="rl", key="0" * 64)
         outcomes.append(NodeRecord(name=failed, ref=ref, outcome="failed", error="no memory"))
     record = RunRecord(
-        run_id=run_id, recipe={"name": recipe}, overrides=(f"seed={hours}",), started_at=NOW + timedelta(hours=hours),
+        run_id=run_id, recipe={"name": recipe}, overrides=(f"seed={hours}",), tags=("nightly",) if hours == 49 else (),
+        started_at=NOW + timedelta(hours=hours),
         finished_at=NOW + timedelta(hours=hours, minutes=5), nodes=tuple(outcomes),
     )  # fmt: skip
     write_record(repository.store, record)
@@ -173,7 +174,8 @@ def test_runs_are_listed_newest_first_and_only_as_many_are_read_as_are_shown(
     assert [line["outcome"] for line in document("runs", "--limit", "3")["runs"]][:1] == ["completed"]
     assert newest == {
         "run": "run-49", "recipe": "r", "settings": ["seed=49"], "outcome": "completed",
-        "started": "2026-01-04T01:00:00Z", "seconds": 300.0, "failed_stages": [],
+        "started": "2026-01-04T01:00:00Z", "seconds": 300.0, "failed_stages": [], "tags": ["nightly"],
+        "device_seconds": 0.0, "money": None, "currency": None,
     }  # fmt: skip
     assert {line["run"] for line in shown} == {"run-49", "run-48", "run-47"}
     assert len(read) <= 2 * 16
@@ -182,7 +184,8 @@ def test_runs_are_listed_newest_first_and_only_as_many_are_read_as_are_shown(
     assert failed[0]["failed_stages"] == ["rl"]
     assert failed[-1]["outcome"] == "unreadable"
     assert document("runs", "--recipe", "another")["runs"] == []
-    assert "run-49\tr\tseed=49\t2026-01-04 01:00\tcompleted\t5:00" in alignment("runs").stdout
+    assert [line["run"] for line in document("runs", "--tag", "nightly")["runs"]] == ["run-49"]
+    assert "run-49\tr\tseed=49 nightly\t2026-01-04 01:00\tcompleted\t5:00" in alignment("runs").stdout
 
 
 def test_aliases_and_recipes_are_listed(repository: ArtifactRepository, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from deployments.cli.live_view import view
 from deployments.cli.main import app
 from flows.earlier_attempts import close_earlier_attempts
 from rlhf_core.errors import RecipeError, StageError, StoreError
-from rlhf_core.pipeline.record import read_record
+from rlhf_core.pipeline.record import read_record, read_start
 from tasks.followers import Follower
 from tasks.job_request import id_prefix
 from tasks.run_progress import StageProgress, stages_of
@@ -72,10 +72,12 @@ def test_a_second_run_reuses_everything_and_a_deleted_manifest_is_a_miss(workpla
     assert [(each.name, each.state, each.percent, each.text) for each in shown] == [
         (name, "Computed", 100.0, "done") for name in NODES
     ]
+    first, started = (read(workplace.repository.store, str(newest_run().id)) for read in (read_record, read_start))
+    assert [first and first.tags, started and started.tags] == [("mine",), ("mine",)]
     assert outcomes(few(workplace.recipe, NODES)) == dict.fromkeys(NODES, "reused")
     record = read_record(workplace.repository.store, str(newest_run().id))
     assert record is not None
-    assert record.succeeded
+    assert (record.succeeded, record.tags) == (True, ())
     assert [(node.name, node.outcome, node.metrics.get("rows")) for node in record.nodes] == [
         ("base", "reused", None), ("data.test", "reused", 4), ("data.words", "reused", 4),
     ]  # fmt: skip
