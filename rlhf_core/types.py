@@ -272,6 +272,7 @@ class Scored(Rollouts):
     """Rollouts with the log-probs and values of the algorithm's models."""
 
     old_logprobs: Tensor | None = None  # (N,) float32, by the trainer, before this update
+    entropies: Tensor | None = None  # (N,) float32, of its distributions there: of the completions that are logged
     ref_logprobs: Tensor | None = None  # (N,) float32
     teacher_logprobs: Tensor | None = None  # (N,) float32
     values: Tensor | None = None  # (N,) float32
@@ -293,6 +294,13 @@ class Minibatch(TrainingBatch):
 
     loss_weights: Tensor  # (N,) float32, of each trained token in the loss of the optimizer step
     imitation_weights: Tensor | None = None  # (N,) float32, of each imitated token in its cross-entropy
+
+
+@dataclass(frozen=True)
+class LoggedBatch(PackedBatch):
+    """Sequences some of which are logged, with the entropies of the policy's distributions."""
+
+    logged: Tensor | None = None  # (N,) bool, true at all tokens of the sequences that are logged
 
 
 @dataclass(frozen=True)

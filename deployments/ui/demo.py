@@ -213,6 +213,7 @@ def _completion(draw: random.Random, prompt: str, text: str, reward: float, adva
         texts=(prompt, *sampled), token_ids=(1, *(ord(sign[0]) for sign in sampled)),
         trained=(False, *[True] * len(sampled)),
         engine_logprobs=tuple(engine), trainer_logprobs=tuple(each + draw.gauss(0, 0.01) for each in engine),
+        entropies=tuple(abs(each) / 2 for each in engine),
         reference_logprobs=tuple(each - 0.1 for each in engine), advantages=(advantage,) * len(sampled),
     )  # fmt: skip
     return LoggedCompletion(

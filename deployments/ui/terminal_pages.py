@@ -27,7 +27,7 @@ _BARS_IN_ROW, _BARS_IN_TEXT = 32, 72
 _LONGEST_CELL = 300  # characters
 _MOST_METRICS = 6  # in the list of logged steps
 _STYLES = {"failed": "red", "running": "cyan", "waiting": "dim", "not run": "dim"}
-_TOKEN_COLUMNS = ("advantage", "engine", "trainer", "ratio", "reference", "value", "step reward")
+_TOKEN_COLUMNS = ("advantage", "engine", "trainer", "ratio", "entropy", "reference", "value", "step reward")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class LoggedSequence(Config):
     trained: tuple[bool, ...]  # for each token: whether the policy sampled it and trains on it
     engine_logprobs: tuple[float, ...]
     trainer_logprobs: tuple[float, ...] | None = None  # before the update; None: the step needed none
+    entropies: tuple[float, ...] | None = None  # of the trainer's distributions there, in nats, at its temperature
     reference_logprobs: tuple[float, ...] | None = None
     values: tuple[float, ...] | None = None
     advantages: tuple[float | None, ...]
@@ -56,8 +57,8 @@ class LoggedSequence(Config):
     def is_whole(self) -> bool:
         """Return whether each column has a value for every token, or for every trained one."""
         trained = (
-            self.engine_logprobs, self.trainer_logprobs, self.reference_logprobs, self.values, self.advantages,
-            self.step_rewards,
+            self.engine_logprobs, self.trainer_logprobs, self.entropies, self.reference_logprobs, self.values,
+            self.advantages, self.step_rewards,
         )  # fmt: skip
         return len(self.texts) == len(self.token_ids) == len(self.trained) and all(
             column is None or len(column) == sum(self.trained) for column in trained

@@ -26,6 +26,7 @@ def tokens_of(sequence: LoggedSequence) -> list[dict[str, Any]]:
             token["advantage"] = sequence.advantages[trained]
             for name, values in (
                 ("trainer", sequence.trainer_logprobs),
+                ("entropy", sequence.entropies),
                 ("reference", sequence.reference_logprobs),
                 ("value", sequence.values),
                 ("step reward", sequence.step_rewards),

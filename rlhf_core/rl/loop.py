@@ -80,7 +80,9 @@ class Loop:
 
         with phase("score"):
             self.turns.train()
-            scored = self.trainer.score(pack_trajectories(trajectories, self.processor), pack_hinted(trajectories))
+            rollouts = pack_trajectories(trajectories, self.processor)
+            logged = None if self.rollout_log is None else self.rollout_log.mask(step + 1, trajectories, rollouts)
+            scored = self.trainer.score(rollouts, pack_hinted(trajectories), logged)
 
         with phase("advantage"):
             rewards = torch.tensor([t.reward for t in trajectories])  # step rewards are in `scored`

@@ -34,7 +34,7 @@ from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import StepMetrics, of_batch, over_steps
 from rlhf_core.training.randomness import derived_seed
 from rlhf_core.training.saving import save
-from rlhf_core.types import Minibatch, PackedBatch, Rollouts, Scored, TrainingBatch
+from rlhf_core.types import LoggedBatch, Minibatch, PackedBatch, Rollouts, Scored, TrainingBatch
 
 B = TypeVar("B", bound=PackedBatch)
 
@@ -63,19 +63,20 @@ class PolicyTrainer:
         """The KL coefficient of the current step, or between steps of the next one."""
         return self._kl.coefficient
 
-    def score(self, rollouts: Rollouts, hinted: PackedBatch | None = None) -> Scored:
+    def score(self, rollouts: Rollouts, hinted: PackedBatch | None = None, logged: Tensor | None = None) -> Scored:
         """Return `rollouts` with the log-probs and values of the models.
 
-        hinted: the same sampled tokens after the teacher's hinted prompts, if there are hints.
+        hinted: the same sampled tokens after the teacher's hinted prompts, if there are hints. logged: (N,) bool, the
+        tokens whose entropies are wanted where the old log-probs are computed.
 
         Log-probs that need no forward are omitted: with a single update of a strictly on-policy batch, the old
         log-probs are those of the update itself.
         """
         fields = self._fields_to_score()
         if hinted is None:
-            return Scored(**vars(rollouts), **self._scored(rollouts, fields))
+            return Scored(**vars(rollouts), **self._scored(rollouts, fields, logged))
         by_teacher = self._scored(hinted, ["teacher_logprobs"])["teacher_logprobs"][hinted.loss_mask]
-        others = self._scored(rollouts, [name for name in fields if name != "teacher_logprobs"])
+        others = self._scored(rollouts, [name for name in fields if name != "teacher_logprobs"], logged)
         teacher_logprobs = torch.zeros(rollouts.num_tokens).masked_scatter(rollouts.loss_mask, by_teacher)
         return Scored(**vars(rollouts), **others, teacher_logprobs=teacher_logprobs)
 
@@ -84,11 +85,12 @@ class PolicyTrainer:
         scores: Tensor = self._scored(batch, [role])[role]
         return scores
 
-    def _scored(self, batch: PackedBatch, names: list[str]) -> dict[str, Any]:
-        """Return the tensor of each of `names`, as of Scores.score. Models on the same ranks with micro-batches of the
+    def _scored(self, batch: PackedBatch, names: list[str], logged: Tensor | None = None) -> dict[str, Any]:
+        """Return the tensors of Scores.score. Models on the same ranks with micro-batches of the
         same size are scored in one call."""
         scores: dict[str, Any] = {}
-        shards = Shards(plain(batch), self._workers)
+        read = plain(batch)
+        shards = Shards(read if logged is None else LoggedBatch(**vars(read), logged=logged), self._workers)
         calls: dict[tuple[str, int, bool], list[str]] = {}
         for name in names:
             role = role_of(name)

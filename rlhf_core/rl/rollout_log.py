@@ -26,7 +26,7 @@ from rlhf_core.artifacts.logged_rollouts import (
 )
 from rlhf_core.chat.rendering import Tokenizer
 from rlhf_core.config.rl.stage import RLConfig
-from rlhf_core.types import Prompt, SequenceImage, TrainingBatch, Trajectory
+from rlhf_core.types import Prompt, Rollouts, SequenceImage, TrainingBatch, Trajectory
 
 _BINS = 20
 
@@ -42,12 +42,10 @@ class RolloutLog:
 
     def step(self, step: int, trajectories: Sequence[Trajectory], batch: TrainingBatch) -> None:
         """Log the step, counted from 1, if it is due. batch: all of the trajectories, as they are trained on."""
-        config = self._config.log_rollouts
-        if config is None or not config.includes(step, self._config.steps):
+        members = self._members(step, trajectories)
+        if not members:
             return
         size, spans = self._config.settings.group_size, _spans_by_trajectory(trajectories, batch)
-        chosen = chosen_groups([trajectory.total_reward for trajectory in trajectories], size, config.prompts)
-        members = [range(size * group, size * (group + 1)) for group in chosen]
         for index in chain.from_iterable(members):
             self._put_images(trajectories[index])
         logged = LoggedStep(
@@ -63,6 +61,19 @@ class RolloutLog:
             ),
         )
         self._live.put(f"{ROLLOUTS_FOLDER}/{rollouts_file(step)}", encode_step(logged))
+
+    def mask(self, step: int, trajectories: Sequence[Trajectory], rollouts: Rollouts) -> Tensor | None:
+        """Return whether each token of the step's trajectories will be logged, (N,) bool; None if none will."""
+        indices = [index for members in self._members(step, trajectories) for index in members]
+        return torch.isin(rollouts.episode_ids, torch.tensor(indices)) if indices else None
+
+    def _members(self, step: int, trajectories: Sequence[Trajectory]) -> list[range]:
+        """Return the indices of the trajectories to log, by prompt; none if the step is not due."""
+        config, size = self._config.log_rollouts, self._config.settings.group_size
+        if config is None or not config.includes(step, self._config.steps):
+            return []
+        chosen = chosen_groups([trajectory.total_reward for trajectory in trajectories], size, config.prompts)
+        return [range(size * group, size * (group + 1)) for group in chosen]
 
     def _group(self, prompt: Prompt, completions: Sequence[LoggedCompletion]) -> LoggedGroup:
         answer = prompt.row.get("answer")
@@ -102,6 +113,7 @@ class RolloutLog:
             trained=tuple(trained.tolist()),
             engine_logprobs=of_trained(batch.rollout_logprobs) or (),
             trainer_logprobs=of_trained(batch.old_logprobs),
+            entropies=of_trained(batch.entropies),
             reference_logprobs=of_trained(batch.ref_logprobs),
             values=of_trained(batch.values),
             advantages=of_trained(batch.advantages) or (),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from rlhf_core.contract import StageContext
@@ -22,7 +23,7 @@ from rlhf_core.training.engine import TrainingEngine
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.randomness import seed_everything
 from rlhf_core.training.reference import FrozenModel, Reference
-from rlhf_core.types import PackedBatch
+from rlhf_core.types import LoggedBatch, PackedBatch
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -50,7 +51,8 @@ class Scores(Protocol):
         """Return for each micro-batch the scores of its tokens by name, (n,) float32 on CPU. Every rank must call it.
 
         A name is a field of Scored (old_logprobs, ref_logprobs, teacher_logprobs, values: 0 where `loss_mask` is
-        false), or the role of a reward model, for its raw score at every token.
+        false), or the role of a reward model, for its raw score at every token. With the old_logprobs of a LoggedBatch
+        come `entropies`: of micro-batches with a logged sequence, and 0 in the others.
         """
 
     def shares_prompts(self, role: str) -> bool:
@@ -87,12 +89,12 @@ def scored(
     names: Sequence[str],
     shards: Sequence[list[PackedBatch]] | None = None,
 ) -> dict[str, Tensor]:
-    """Return Scores.score of a whole batch by name, (N,) float32 in the batch's order.
+    """Return Scores.score of a whole batch, (N,) float32 in the batch's order.
 
     shards: of the division, if they were sent before.
     """
     results = ranks.scatter(Scores.score, shards or division.split(), names)
-    return {name: division.join([[part[name] for part in replica] for replica in results]) for name in names}
+    return {name: division.join([[part[name] for part in replica] for replica in results]) for name in results[0][0]}
 
 
 def load_model(role: Role, folder: Path, base: SharedBase | None = None) -> TrainingEngine:
@@ -134,14 +136,26 @@ def scores(
         outputs: Tensor = model(batch, temperature=temperature, only=batch.loss_mask)[0]
         return outputs * batch.loss_mask
 
+    def with_entropies(model: nn.Module, batch: LoggedBatch) -> tuple[Tensor, Tensor]:
+        logged = batch.on_host.logged
+        outputs, entropies, _ = model(
+            batch, temperature=temperature, only=batch.loss_mask, with_entropy=logged is not None and bool(logged.any())
+        )
+        return outputs * batch.loss_mask, torch.zeros_like(outputs) if entropies is None else entropies
+
     def raw(model: nn.Module, batch: PackedBatch) -> Tensor:
         outputs: Tensor = model(batch)
         return outputs
 
     functions = {POLICY: logprobs, REFERENCE: logprobs, TEACHER: logprobs, CRITIC: state_values}
     scored: list[dict[str, Tensor]] = [{} for _ in batches]
+    logged = [batch for batch in batches if isinstance(batch, LoggedBatch)]  # all or none
     for name in names:
         role = role_of(name)
+        if name == "old_logprobs" and logged:
+            for result, (values, entropies) in zip(scored, models[role].forward(logged, with_entropies), strict=True):
+                result |= {name: values.cpu(), "entropies": entropies.cpu()}
+            continue
         outputs = models[role].forward(batches, functions.get(role, raw))
         for result, values in zip(scored, outputs, strict=True):
             result[name] = values.cpu()

@@ -12,7 +12,7 @@ function valueOf(token, name) {
 }
 
 function describe(token) {
-  const names = ["advantage", "engine", "trainer", "ratio", "reference", "value", "step reward"];
+  const names = ["advantage", "engine", "trainer", "ratio", "entropy", "reference", "value", "step reward"];
   const known = names.map((name) => [name, valueOf(token, name)]).filter(([, value]) => value !== undefined);
   return [`token ${token.id}`, ...known.map(([name, value]) => `${name} ${Number(value).toPrecision(4)}`)].join(", ");
 }

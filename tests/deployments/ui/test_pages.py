@@ -113,7 +113,7 @@ def test_from_the_list_of_runs_to_a_token(browser: httpx.Client) -> None:
     tokens = data_of(completion, "tokens")
     assert {name for name, values in tokens.items() if values[0] is not None} == {"text", "id"}
     assert {name for name, values in tokens.items() if values[-1] is not None} == {
-        "text", "id", "engine", "trainer", "reference", "advantage",
+        "text", "id", "engine", "trainer", "entropy", "reference", "advantage",
     }  # fmt: skip
 
 

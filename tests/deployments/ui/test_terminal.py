@@ -140,7 +140,8 @@ def test_from_a_run_to_a_token_and_back(reader: StoreReader) -> None:
         row = (sequence.engine_logprobs[0], sequence.trainer_logprobs[0])  # type: ignore[index]
         assert (
             f"\n2 {completion.text[0]} {sequence.token_ids[1]} {advantages[best]:.3f} {row[0]:.3f} {row[1]:.3f} "
-            f"{math.exp(row[1] - row[0]):.3f} {sequence.reference_logprobs[0]:.3f}\n"  # type: ignore[index]
+            f"{math.exp(row[1] - row[0]):.3f} {sequence.entropies[0]:.3f} "  # type: ignore[index]
+            f"{sequence.reference_logprobs[0]:.3f}\n"  # type: ignore[index]
         ) in tokens
         assert f"assistant:\n{completion.text}\nanswer: {group.answer}" in tokens
         screen.press("p", "there is none: this is the first")

@@ -70,6 +70,7 @@ def test_damaged_cut_and_huge_files_are_refused_in_one_sentence(monkeypatch: pyt
         {"engine_logprobs": ()},
         {"advantages": (0.5, 0.5)},
         {"values": ()},
+        {"entropies": ()},
         {"trained": (True, True)},
     ],
 )

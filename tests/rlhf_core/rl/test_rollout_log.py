@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.logged_rollouts import LoggedStep, decode_step, step_of
 from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rl.rollout_log import RolloutLog, chosen_groups
 from rlhf_core.types import Branch, Prompt, SequenceImage, TrainingBatch, Trajectory
@@ -68,6 +71,25 @@ def test_each_token_stands_with_what_it_was_trained_on(tmp_path: Path) -> None:
         assert {value and value > 0 for value in sequence.advantages} == {completion.text == "a"}
         assert completion.versions == ((len(sampled), 2),)
     assert step.groups[0].prompt[0]["content"].endswith("?")
+
+
+def test_entropies_are_logged_where_the_step_scores_before_its_updates(tmp_path: Path) -> None:
+    settings = CONFIG.model_dump(mode="json", exclude_unset=True)
+    config = RLConfig.model_validate_json(
+        json.dumps(
+            settings | {"log_rollouts": {"prompts": 1, "steps": 2}, "grpo": settings["grpo"] | {"minibatches": 2}}
+        )
+    )
+    ours = loop(tmp_path, FunctionOf(lambda c: float(c == "a")), config)
+    replace(ours, rollout_log=RolloutLog(config, TOKENIZER, ours.context.live)).run()
+    steps = steps_in(ours.context.live)
+    assert sorted(steps) == [1, 3]
+    for step in steps.values():
+        (group,) = step.groups
+        for sequence in (sequence for completion in group.completions for sequence in completion.sequences):
+            assert sequence.entropies is not None
+            # Weights are small: the first policies are uniform over the vocabulary, but for a hundredth.
+            assert sequence.entropies == pytest.approx([math.log(len(TOKENIZER))] * sum(sequence.trained), abs=0.05)
 
 
 def test_the_same_run_logs_the_same_bytes(tmp_path: Path) -> None:

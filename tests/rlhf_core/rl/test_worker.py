@@ -61,6 +61,32 @@ def test_before_any_update_every_ratio_is_one(algorithm: str, settings: dict[str
     assert first_update(dropout=True)["approx_kl"] > 1e-6
 
 
+def test_logged_completions_have_their_entropies_and_train_as_without(model: Input, tmp_path: Path) -> None:
+    """Each prompt is a micro-batch of its own here; the second one is logged."""
+    config = rl_config("grpo", minibatches=2, sampling={"max_tokens": 4, "temperature": 0.7})
+    e = trajectories()
+    logged = e.sequence_ids >= 2
+    found = []
+    for mask in (None, logged):
+        ours, _ = trainer(config, model, tmp_path)
+        scored = ours.score(e, logged=mask)
+        metrics = ours.update(with_advantages(config, ours, scored), 0)
+        found.append((scored, metrics, ours.probe(e)))
+    (plain, *others), (scored, *same) = found
+    assert others == same
+    assert plain.old_logprobs is not None
+    assert plain.old_logprobs.equal(scored.old_logprobs)
+    assert (plain.entropies, scored.ref_logprobs) == (None, None)
+    causal = LlamaForCausalLM.from_pretrained(model.folder).eval()
+    expected = torch.zeros(e.num_tokens)
+    ends = e.sequence_lengths.cumsum(0).tolist()
+    for start, end in zip([0, *ends], ends, strict=False):
+        with torch.no_grad():
+            logits = causal(e.input_ids[start:end].unsqueeze(0)).logits[0, :-1]
+        expected[start + 1 : end] = torch.distributions.Categorical(logits=logits / 0.7).entropy()
+    torch.testing.assert_close(scored.entropies, expected * (e.loss_mask & logged))
+
+
 KL = {"coefficient": 0.1}
 FLOAT32 = {"dtype": "float32", "zero_stage": 0, "tokens_per_micro_batch": 12}
 
