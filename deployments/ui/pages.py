@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from deployments.ui.loops import loop_names
 from deployments.ui.reading import NotFoundError, StoreReader
 from deployments.ui.registry import ACTIONS, Form, move, read_model, summaries
 from deployments.ui.run_list import RunsView
+from deployments.ui.services import read_services
 from rlhf_core.artifacts.attempts import attempts_at
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedStep
 from rlhf_core.artifacts.manifest import Kind
@@ -190,6 +192,11 @@ class Pages:
             "loop.html", title=loop.name, refresh=loop.rounds[0].ended_at is None, loop=loop,
             charts=curve_charts(loop.curves), money=lambda cost: money(cost, loop.prices),
         )  # fmt: skip
+
+    def services(self, where: Where, query: Query) -> str:
+        """Prefect, Ray and the store: where they are, whether they answer, and how to sign in."""
+        services = read_services(self._reader.repository.store, os.environ)
+        return self._rendered("services.html", title="Services", services=services)
 
     def _run(self, where: Where) -> Run:
         run = self._reader.run(where["run"]) if where["run"].isprintable() and "/" not in where["run"] else None

@@ -51,6 +51,7 @@ def application(pages: Pages, token: str, hosts: frozenset[str]) -> web.Applicat
         web.get("/loops", _page(pages.loops)),
         web.get("/loops/{loop}", _page(pages.loop)),
         web.get("/models", _page(pages.models)),
+        web.get("/services", _page(pages.services)),
         web.get("/models/{model}", _page(pages.model)),
         web.post("/models/{model}/{action}", _move(pages)),
     ])  # fmt: skip

@@ -10,16 +10,11 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from deployments.ui.pages import Pages
-from deployments.ui.reading import StoreReader
-from deployments.ui.server import application
 from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
-from rlhf_core.system.network import listening
-from tests.deployments.ui.served import served
+from tests.deployments.ui.served import browsing
 
 pytestmark = pytest.mark.parts
 
@@ -59,12 +54,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         store,
         RunStart(run_id="live", recipe={"name": "r"}, overrides=(), started_at=started, nodes={}, tags=("of a week",)),
     )
-    pages = Pages(StoreReader(ArtifactRepository(store), tmp_path_factory.mktemp("cache")))
-    with listening("127.0.0.1", 0) as listener, served(application(pages, "t", frozenset({"127.0.0.1"})), listener):
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with httpx.Client(base_url=url, follow_redirects=True) as client:
-            client.get("/?token=t")
-            yield client
+    with browsing(store, tmp_path_factory.mktemp("cache")) as client:
+        yield client
 
 
 def shown(browser: httpx.Client, path: str) -> list[str]:
