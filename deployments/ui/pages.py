@@ -11,11 +11,13 @@ from deployments.ui.dataset_page import MOST_ROWS, read_dataset_view
 from deployments.ui.loops import loop_names
 from deployments.ui.reading import NotFoundError, StoreReader
 from deployments.ui.registry import ACTIONS, Form, move, read_model, summaries
+from deployments.ui.resource_charts import resource_charts
 from deployments.ui.run_list import RunsView
 from deployments.ui.services import read_services
 from rlhf_core.artifacts.attempts import attempts_at
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedStep
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.artifacts.resources import read_uses
 from rlhf_core.config.texts import is_model_name
 from rlhf_core.errors import StoreError
 from rlhf_core.pipeline.compared_runs import read_compared_run
@@ -78,6 +80,7 @@ class Pages:
         Of a dataset also its rows: `rows` of them from the row `from`.
         """
         run, node = self._node(where)
+        uses = read_uses(self._reader.repository.store, node.ref)
         data = None
         if node.manifest is not None and node.manifest.kind == Kind.DATASET:
             start, count = _counted(query, "from", 0), _counted(query, "rows", MOST_ROWS)
@@ -85,7 +88,7 @@ class Pages:
         return self._rendered(
             "node.html", title=f"{run.name}: {node.name}", refresh=node.state == "running", run=run, node=node,
             section=self._section(run, node), charts=True, here=_path_of(run, node.name), data=data,
-            most_rows=MOST_ROWS, place=partial(_path_of, run),
+            most_rows=MOST_ROWS, place=partial(_path_of, run), resources=resource_charts(uses), attempts=len(uses),
         )  # fmt: skip
 
     def step(self, where: Where, query: Query) -> str:

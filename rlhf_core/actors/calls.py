@@ -16,6 +16,7 @@ from rlhf_core.config.plugins import require
 from rlhf_core.errors import ActorDiedError, AlignmentError, StageError, reason_of
 from rlhf_core.processes.lines import how_it_ended
 from rlhf_core.system.metering import METER, ProcessUse, gpu_joules, peak_device_bytes, peak_host_bytes, reset_peak
+from rlhf_core.system.resources import ProcessTree, Sample
 from rlhf_core.system.scratch import remove_all
 from rlhf_core.system.stacks import register, unregister
 
@@ -23,6 +24,8 @@ CALL_SECONDS = 6 * 3600.0
 _LESS_MEMORY = "lower `tokens_per_micro_batch`, `rollout.max_sequences` or `rollout.cpu_cache_gib`"
 GRACE_SECONDS = 5.0  # to collect errors of other actors, once one has failed
 ASIDE = "aside"  # concurrency group: each actor's second thread
+RESOURCES = "resources"  # likewise its third
+THREADS = {ASIDE: 1, RESOURCES: 1}
 _LEAVE_SECONDS = 2.0  # of a stopped job's 10; a responsive actor returns at once
 
 
@@ -45,9 +48,10 @@ def wait(what: str, calls: Mapping[Any, str], seconds: float = CALL_SECONDS) -> 
 
 
 class Actor:
-    """Base of a job's actors: the first and the last call of each."""
+    """Base of a job's actors: the first and the last call of each, and what it uses in between."""
 
     _joules: Mapping[str, float] = MappingProxyType({})  # counters of its GPUs at its start
+    _tree: ProcessTree | None = None
 
     def inherit(self, name: str, environment: Mapping[str, str], plugins: Mapping[str, str]) -> None:
         """Set the job's environment variables, which libraries read on import, and require its plugins.
@@ -59,6 +63,11 @@ class Actor:
         require(plugins)
         register(name, ray.get_runtime_context().get_job_id())
         self._joules = gpu_joules(own_gpus())
+        self._tree = ProcessTree(own_gpus())
+
+    def resources(self) -> Sample | None:
+        """Return what this process uses; None before its first call."""
+        return None if self._tree is None else self._tree.sample()
 
     def leave(self) -> ProcessUse:
         """Return what this process took, and remove its temporary folders. Called last, by the function `leave`."""

@@ -13,8 +13,9 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.actors import forwarding
-from rlhf_core.actors.calls import ASIDE, Actor, failing, leave, wait
+from rlhf_core.actors.calls import THREADS, Actor, failing, leave, wait
 from rlhf_core.actors.placement import reserve, runtime_environment
+from rlhf_core.actors.resources import measured
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.engines.rollout import RolloutEngineConfig
 from rlhf_core.config.plugins import required
@@ -94,6 +95,7 @@ class EngineGroup:
             self._group = placement_group or self._stack.enter_context(reserve(engine_bundles(settings.config)))
             for index in range(settings.config.engines):
                 self._start_engine(index)
+            self._stack.enter_context(measured(lambda: {} if self._starts else self._actors))
             started.pop_all()
 
     def _start_engine(self, index: int) -> None:
@@ -197,7 +199,7 @@ def _create(config: RolloutEngineConfig, num_gpus: float, group: PlacementGroup,
     environment = {"OMP_NUM_THREADS": str(config.num_threads), "HF_HUB_OFFLINE": "1"}
     if "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
-    engine: Any = ray.remote(concurrency_groups={ASIDE: 1})(EngineActor)  # type: ignore[call-overload]  # as for ranks
+    engine: Any = ray.remote(concurrency_groups=THREADS)(EngineActor)  # type: ignore[call-overload]  # as for ranks
     return engine.options(
         num_cpus=config.cpus_per_engine,
         num_gpus=num_gpus,

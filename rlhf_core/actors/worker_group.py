@@ -12,8 +12,9 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.actors import forwarding
-from rlhf_core.actors.calls import ASIDE, CALL_SECONDS, Actor, leave, own_gpus, wait
+from rlhf_core.actors.calls import ASIDE, CALL_SECONDS, THREADS, Actor, leave, own_gpus, wait
 from rlhf_core.actors.placement import reserve, runtime_environment, worker_bundles
+from rlhf_core.actors.resources import measured
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.plugins import required
 from rlhf_core.contract import Before
@@ -113,11 +114,12 @@ class RayWorkerGroup(Generic[W]):
                 for rank, actor in enumerate(self._actors)
             }
             wait("start", starts, start_timeout)
+            self._stack.enter_context(measured(self._named))
             started.pop_all()
 
     def _create(self, placement: Placement, group: PlacementGroup, bundle: int) -> Any:
         environment = {name: str(placement.num_threads) for name in _THREAD_VARIABLES}
-        rank: Any = ray.remote(concurrency_groups={ASIDE: 1})(_Rank)  # type: ignore[call-overload]  # not in its types
+        rank: Any = ray.remote(concurrency_groups=THREADS)(_Rank)  # type: ignore[call-overload]  # not in its types
         actor: Any = rank.options(
             num_cpus=placement.cpus_per_worker,
             num_gpus=placement.gpus_per_worker,
@@ -129,6 +131,9 @@ class RayWorkerGroup(Generic[W]):
         ).remote()  # fmt: skip
         self._stack.callback(ray.kill, actor)
         return actor
+
+    def _named(self) -> dict[str, Any]:
+        return {f"rank {rank}": actor for rank, actor in enumerate(self._actors)}
 
     @property
     def size(self) -> int:
@@ -199,6 +204,6 @@ class RayWorkerGroup(Generic[W]):
 
     def shutdown(self) -> None:
         """End the actors and release what this group reserved. Idempotent."""
-        actors, self._actors = self._actors, []
-        leave({f"rank {rank}": actor for rank, actor in enumerate(actors)})
+        actors, self._actors = self._named(), []
+        leave(actors)
         self._stack.close()

@@ -6,6 +6,8 @@ heartbeat, and at its end. So a job that is killed loses what it took since its 
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.leases import live_holder
@@ -21,7 +23,10 @@ class Attempts:
         self._ref = ref
 
     def write(self, attempt: Attempt) -> None:
-        self._store.put(f"{self._folder}{_name(attempt)}.json", attempt.model_dump_json(indent=1).encode())
+        self._store.put(
+            f"{self._folder}{document_name(attempt.started_at, attempt.id)}.json",
+            attempt.model_dump_json(indent=1).encode(),
+        )
 
     def all(self) -> list[Attempt]:
         """Return the attempts in the order of their starts; one whose job has died is `killed`.
@@ -88,6 +93,6 @@ def _killed(attempt: Attempt) -> Attempt:
     return attempt.model_copy(update={"outcome": "killed", "reason": "its job was killed, or its node was lost"})
 
 
-def _name(attempt: Attempt) -> str:
-    """Return a name that sorts by start."""
-    return f"{attempt.started_at:%Y%m%dT%H%M%S%f}-{attempt.id}"
+def document_name(started_at: datetime, attempt: str) -> str:
+    """Return a name that sorts by start. attempt: its id."""
+    return f"{started_at:%Y%m%dT%H%M%S%f}-{attempt}"

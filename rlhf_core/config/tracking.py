@@ -69,6 +69,10 @@ class TrackingConfig(Config):
         le=10_000,
         description="most samples of an evaluation in a table; none by default, since prompts and completions are sent",
     )
+    wandb_system_metrics: bool = Field(
+        default=False,
+        description="Weights & Biases' own metrics of the job's machine: CPU, memory, disk, network, GPUs, in the run",
+    )
     tensorboard: bool = Field(default=True, description="TensorBoard event files, kept in the artifact")
     others: dict[JudgeName, TrackerConfig] = Field(
         default={}, description="name -> further tracker; files that it writes are kept in the artifact"

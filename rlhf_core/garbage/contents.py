@@ -26,7 +26,7 @@ _PARALLEL_READS = 16
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FOLDER = re.compile(r"stages/(?P<stage>[^/]+)/(?P<key>[0-9a-f]{64})/(?P<rest>.+)")
 _UPLOADS = re.compile(r"uploads/[0-9a-f]{32}\.json")
-_ATTEMPT = re.compile(r"attempts/[^/]+\.json")
+_ATTEMPT = re.compile(r"(attempts|resources)/[^/]+\.json")
 _CHECKPOINT = re.compile(r"checkpoints/[0-9]{12}-[0-9a-f]{12}/[^/]+")
 
 Blobs = frozenset[bytes]  # by SHA-256

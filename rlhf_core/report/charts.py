@@ -13,7 +13,7 @@ from rlhf_core.report.content import Curves
 
 # Of the phases of RL, in their order; charts.js has the same for lines.
 COLOURS = ("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac")
-_MOST_LINES = 10  # of one chart
+_MOST_LINES = len(COLOURS)  # of one chart
 MOST_POINTS = 2000  # of one curve
 
 # Questions about RL, and the metrics that answer them, in one chart; other metrics follow by their groups.
@@ -63,16 +63,27 @@ def grouped(curves: Curves) -> GroupedCurves:
 
 
 def curve_charts(charts: Mapping[str, Curves], most_points: int = MOST_POINTS) -> list[Chart]:
-    """Return one chart for each title. Steps count from 1; of a long curve every n-th point is drawn, and the last."""
+    """Return the charts of each title. Steps count from 1; of a long curve every n-th point is drawn, and the last."""
+    drawn: list[Chart] = []
+    for title, curves in charts.items():
+        has_left = not _RIGHT.issuperset(curves)
+        lines = [
+            {"name": name, "right": has_left and name in _RIGHT, **_line(points, most_points)}
+            for name, points in curves.items()
+        ]
+        drawn += charts_of_lines(title, lines)
+    return drawn
+
+
+def charts_of_lines(title: str, lines: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """Return one chart, or as many as the lines need; each of several says in its title which lines it has."""
+    parts = [lines[start : start + _MOST_LINES] for start in range(0, len(lines), _MOST_LINES)]
+    if len(parts) == 1:
+        return [{"title": title, "lines": lines}]
+    ends = [min(_MOST_LINES * number, len(lines)) for number in range(1, len(parts) + 1)]
     return [
-        {
-            "title": title,
-            "lines": [
-                {"name": name, "right": name in _RIGHT and not _RIGHT.issuperset(curves), **_line(points, most_points)}
-                for name, points in list(curves.items())[:_MOST_LINES]
-            ],
-        }
-        for title, curves in charts.items()
+        {"title": f"{title}, lines {end - len(part) + 1} to {end} of {len(lines)}", "lines": part}
+        for part, end in zip(parts, ends, strict=True)
     ]
 
 

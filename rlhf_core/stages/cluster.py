@@ -13,6 +13,7 @@ from rlhf_core.contract import Input, StageContext
 from rlhf_core.rl.hybrid import LendsDevice
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.engines import Engines
+from rlhf_core.system.resources import Sample
 from rlhf_core.training.group import WorkerGroup
 
 W = TypeVar("W")
@@ -41,6 +42,9 @@ class Cluster(Protocol):
 
     def stacks(self) -> Mapping[str, str]:
         """Return the stacks of the processes that it has started, by name."""
+
+    def resources(self) -> Mapping[str, Sample]:
+        """Return what the processes use that it has started elsewhere, by name. Any thread may call it."""
 
     def workers(
         self, placement: Placement, engine: EngineConfig, factory: Callable[..., W], /, *args: Any

@@ -18,6 +18,7 @@ from rlhf_core.rl.hybrid import LendsDevice
 from rlhf_core.rollout.child_engine import ChildEngine, engine_in_child
 from rlhf_core.rollout.engines import OneEngine
 from rlhf_core.stages.cluster import EngineSpec, RankSpec
+from rlhf_core.system.resources import Sample
 from rlhf_core.system.threads import use_threads
 from rlhf_core.training.group import InlineGroup
 
@@ -50,6 +51,9 @@ class InProcessCluster:
 
     def stacks(self) -> dict[str, str]:
         return {}  # of the rank, this process, whoever asks has them
+
+    def resources(self) -> dict[str, Sample]:
+        return {}  # likewise, and the engine's process is below this one
 
     @contextmanager
     def workers(

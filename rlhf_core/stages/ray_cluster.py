@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from rlhf_core.actors.engines import EngineGroup, engine_bundles
 from rlhf_core.actors.placement import connect, reserve, shared_bundles, worker_bundles
+from rlhf_core.actors.resources import ActorResources
 from rlhf_core.actors.room import Bundle
 from rlhf_core.actors.stacks import stacks_of_actors
 from rlhf_core.actors.worker_group import RayWorkerGroup
@@ -17,6 +18,7 @@ from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.rl.hybrid import LendsDevice
 from rlhf_core.stages.cluster import EngineSpec, RankSpec
+from rlhf_core.system.resources import Sample
 
 W = TypeVar("W")
 L = TypeVar("L", bound=LendsDevice)
@@ -26,8 +28,14 @@ class RayCluster:
     """Implements stages.cluster.Cluster. All actors of a stage are reserved together, so that two stages never wait for
     each other's half."""
 
+    def __init__(self) -> None:
+        self._resources = ActorResources()
+
     def stacks(self) -> dict[str, str]:
         return stacks_of_actors()
+
+    def resources(self) -> dict[str, Sample]:
+        return self._resources.samples()
 
     @contextmanager
     def workers(

@@ -37,6 +37,7 @@ from rlhf_core.stages.hang import Stop, watched
 from rlhf_core.stages.job_context import JobContext, workdir_root
 from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.manifests import manifest_of
+from rlhf_core.stages.resources import recorded
 from rlhf_core.stages.table import STAGES
 from rlhf_core.system.scratch import scratch_folder
 from rlhf_core.system.stopping import STOPS
@@ -128,7 +129,8 @@ def _compute(
             roles = roles_of_inputs(config)
             inputs = {name: _input(stage, name, roles.get(name, ()), ref, context) for name, ref in spec.inputs.items()}
             actors = (cluster(),) if stage.runs == "actors" else ()
-            with watched(spec, context, attempt, actors, stop):
+            measuring = recorded(repository.store, spec.ref, started, lease.holder.id, actors)
+            with measuring, watched(spec, context, attempt, actors, stop):
                 output: Output = resolve_name(stage.entry)(config, inputs, context, *actors)
             tracker.log_samples(output.folder / SAMPLES_FILE)
         _check_output(stage, output)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from rlhf_core.system.resources import nvml_handles
+
 _POWERCAP = Path("/sys/class/powercap")
 
 
@@ -161,26 +163,13 @@ def _number(path: Path) -> int:
 
 def gpu_joules(gpus: Iterable[str]) -> dict[str, float]:
     """Return the energy counters of GPUs by their UUIDs, of those that tell. gpus: as in CUDA_VISIBLE_DEVICES."""
-    wanted = list(gpus)
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1") if wanted else None
-    except OSError:
-        nvml = None
-    if nvml is None or nvml.nvmlInit_v2() != 0:
-        return {}
     joules = {}
-    for gpu in wanted:
-        handle, millijoules, uuid = ctypes.c_void_p(), ctypes.c_ulonglong(), ctypes.create_string_buffer(96)
-        found = (
-            nvml.nvmlDeviceGetHandleByIndex_v2(int(gpu), ctypes.byref(handle))
-            if gpu.isdecimal()
-            else nvml.nvmlDeviceGetHandleByUUID(gpu.encode(), ctypes.byref(handle))
-        )
-        if (
-            found == 0
-            and nvml.nvmlDeviceGetUUID(handle, uuid, 96) == 0
-            and nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)) == 0
-        ):
-            joules[uuid.value.decode()] = millijoules.value / 1e3
-    nvml.nvmlShutdown()
+    with nvml_handles(gpus) as (nvml, handles):
+        for handle in handles:
+            millijoules, uuid = ctypes.c_ulonglong(), ctypes.create_string_buffer(96)
+            if (
+                nvml.nvmlDeviceGetUUID(handle, uuid, 96) == 0
+                and nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)) == 0
+            ):
+                joules[uuid.value.decode()] = millijoules.value / 1e3
     return joules

@@ -22,8 +22,8 @@ class WeightsAndBiases:
         mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
         of_job = wandb.Settings(
             mode=mode,  # type: ignore[arg-type]  # wandb rejects a wrong WANDB_MODE
-            silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True,
-            x_disable_machine_info=True, x_save_requirements=False,
+            silent=True, console="off", disable_git=True, save_code=False,
+            x_disable_stats=not settings.wandb_system_metrics, x_disable_machine_info=True, x_save_requirements=False,
         )  # fmt: skip
         start: dict[str, Any] = {
             "project": settings.wandb_project, "entity": settings.wandb_entity,

@@ -29,7 +29,7 @@ function addRight(plot, values) {
   plot.add_layout(inGrey(new Bokeh.LinearAxis({ y_range_name: "right" })), "right");
 }
 
-function curves({ title, lines }, shared, marks, open) {
+function curves({ title, lines, x: unit = "step" }, shared, marks, open) {
   const plot = figure(title, shared.range ? { x_range: shared.range } : {});
   shared.range = plot.x_range;
   const right = lines.filter((line) => line.right).flatMap((line) => line.y);
@@ -45,7 +45,7 @@ function curves({ title, lines }, shared, marks, open) {
     if (!right) left.push(...glyphs);
   });
   if (right.length) plot.y_range.renderers = left;
-  plot.add_tools(new Bokeh.HoverTool({ tooltips: [["", "@name"], ["step", "@x"], ["", "@y{0.[0000]}"]] }));
+  plot.add_tools(new Bokeh.HoverTool({ tooltips: [["", "@name"], [unit, "@x"], ["", "@y{0.[0000]}"]] }));
   plot.add_tools(new Bokeh.CrosshairTool({ overlay: shared.cursor }));
   for (const { step, text } of marks) {
     const colour = text.startsWith("resumed") ? COLOURS[4] : COLOURS[2];

@@ -17,6 +17,7 @@ from ray.cloudpickle import register_pickle_by_value
 
 from rlhf_core.actors.calls import _cause_of_death
 from rlhf_core.actors.placement import reserve
+from rlhf_core.actors.resources import ActorResources
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.errors import RewardError, StageError
@@ -119,8 +120,17 @@ def test_a_call_aside_runs_beside_the_others(group: RayWorkerGroup[Worker]) -> N
         failing()
 
 
+def test_a_rank_that_computes_says_what_it_uses(group: RayWorkerGroup[Worker]) -> None:
+    waiting = group.begin(Worker.wait_for_add)
+    resources = ActorResources()
+    assert sorted(resources.samples()) == sorted(resources.samples()) == ["rank 0", "rank 1"]
+    group.aside(Worker.add, 1, 2)()
+    assert waiting() == [206, 206]
+
+
 def test_two_groups_share_a_reservation_and_tell_their_peaks_when_they_leave(ray_cluster: None) -> None:
     METER.clear()
+    before = ActorResources().samples()  # of this file's own group, if it lives
     with reserve([{"CPU": 0.25}, {"CPU": 0.5}]) as both, ExitStack() as stack:
         groups = [
             RayWorkerGroup(Placement(cpus_per_worker=cpus), Worker, placement_group=both, first_bundle=bundle)
@@ -129,6 +139,10 @@ def test_two_groups_share_a_reservation_and_tell_their_peaks_when_they_leave(ray
         for group in groups:
             stack.callback(group.shutdown)
         assert [group.scatter(Worker.add, [1], 10) for group in groups] == [[11], [11]]
+        samples = ActorResources().samples()
+        assert len(samples.keys() - before.keys()) == 2
+        assert all(sample.host_bytes > 100 << 20 for sample in samples.values())
+    assert ActorResources().samples().keys() == before.keys()
     _, left = METER.snapshot()
     assert [name for name, _ in left] == ["rank 0", "rank 0"]
     assert all(use.host_bytes > 100 << 20 and use.device_bytes == 0 and not use.joules for _, use in left)

@@ -25,6 +25,7 @@ from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.promotion import approve, propose, reject
 from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path, manifest_path
+from rlhf_core.artifacts.resources import uses_path
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.artifacts.store import Store
@@ -219,11 +220,12 @@ def test_checkpoints_go_when_their_stage_has_ended_or_was_given_up(local: Artifa
         )
         Attempts(store, ref).write(attempt("failed"))
         write_log(store, ref, "sft-0-1", "ValueError: no rows")
+        store.put(uses_path(ref, LONG_AGO, "a"), b"{}")
     month = parse_keep(["blobs=0m"])
     assert collected(store, month) == 3  # the checkpoint of what is done, and the bytes of what is not
     assert Checkpoints(store, given_up.ref).newest_step() == 7
     assert [len(Attempts(store, ref).all()) for ref in (done.ref, given_up.ref)] == [1, 1]
-    assert collected(store) == 4  # the attempt and its log, too
+    assert collected(store) == 5  # the attempt, too, its log, and what it used
     assert (names(local), store.list(f"{given_up.ref.path}/")) == ({"done"}, [])
     assert len(Attempts(store, done.ref).all()) == 1
 

@@ -161,6 +161,21 @@ def test_wandb_has_the_teams_names_a_table_and_one_run_for_what_is_resumed(
     assert json.loads(table.read_text())["data"] == [row]
 
 
+@pytest.mark.parts
+@pytest.mark.parametrize("wanted", [False, True])
+def test_wandb_measures_the_machine_if_it_is_asked_to(
+    wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    init, given = wandb.init, []
+    monkeypatch.setattr(wandb, "init", lambda **start: given.append(start["settings"]) or init(**start))
+    settings = TrackingConfig(tensorboard=False, wandb_system_metrics=wanted)
+    with Tracker(tmp_path, settings, name="sft", run_id="", key="a" * 64, config={}) as tracker:
+        tracker.log(1, {"loss": 0.5})
+    (of_job,) = given
+    assert of_job.x_disable_stats is not wanted
+
+
 def test_settings_of_wandb_have_its_limits() -> None:
     for setting, value in (("wandb_name", "n" * 129), ("wandb_entity", "a/b"), ("wandb_tags", ["t" * 65])):
         with pytest.raises(ValueError, match="up to"):
