@@ -383,6 +383,7 @@ class ScheduleLine:
     active: bool
     recipe: str
     settings: str
+    budget: float | None = None  # of the loop, in the currency of its prices
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,15 @@ from deployments.cli.tables import plan_table
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.rounds import Rounds
 from rlhf_core.errors import RecipeError
+from rlhf_core.pipeline.budget import round_over_budget
 from rlhf_core.pipeline.prepare import prepare, require_loop
+from rlhf_core.pipeline.round_costs import loop_attempts
 from rlhf_core.recipe.loading import load_recipe
+from rlhf_core.report.formatting import amount
 
 app = typer.Typer()
+
+BUDGET = typer.Option(min=0, help="money that all rounds together may cost; one that would pass it is not started")
 
 
 @printing(app, panels.RUNS)
@@ -32,6 +37,7 @@ def loop(
     recipe: Annotated[str, RECIPE],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     rounds: Annotated[int, typer.Option(min=1, help="how many, one after the other")] = 1,
+    budget: Annotated[float | None, BUDGET] = None,
 ) -> Printed[LoopRounds]:
     """Run rounds of a loop and follow them.
 
@@ -40,15 +46,21 @@ def loop(
     settings = overrides or []
     prepared = prepare(recipe, settings)
     prepared.require_loop()
+    name = prepared.loaded.recipe.name
+    if budget is not None:
+        attempts = loop_attempts(prepared.repository, Rounds(prepared.store, name))
+        if over := round_over_budget(prepared, attempts, budget):
+            raise RecipeError(over)
     planned = planned_nodes(prepared, prepared.repository)
-    console.print(plan_table(prepared.loaded.recipe.name, planned))
+    console.print(plan_table(name, planned))
 
     import_prefect()
     from deployments.cli.following import follow  # Prefect takes a second to import, and `rounds` does not need it
 
     parameters = {"recipe": absolute(recipe), "overrides": settings, "rounds": rounds}
+    if budget is not None:
+        parameters["budget"] = budget
     ended = follow("iterative-dpo/rounds", parameters, [node.name for node in planned], console)
-    name = prepared.loaded.recipe.name
     finished_rounds = [line for line in _lines(Rounds(prepared.store, name)) if line.run == ended.run_id]
     error = run_error(ended)
     if ended.state == "Skipped":
@@ -110,6 +122,7 @@ def schedule(
     cron: Annotated[str, typer.Option(help="when to run a round, such as '0 3 * * *': each night at 3")] = "",
     every: Annotated[float, typer.Option(min=0, help="or: minutes between two rounds' starts")] = 0,
     timezone: Annotated[str, typer.Option(help="of the cron expression, such as Europe/Berlin")] = "UTC",
+    budget: Annotated[float | None, BUDGET] = None,
     off: Annotated[bool, typer.Option("--off", help="remove the loop's schedule; a running round is finished")] = False,
 ) -> Printed[Schedules]:
     """Run one round of a loop at a time, on a schedule.
@@ -129,15 +142,17 @@ def schedule(
         settings = overrides or []
         prepared = prepare(recipe, settings)
         prepared.require_loop()
-        set_schedule(Schedule(prepared.loaded.recipe.name, absolute(recipe), tuple(settings), cron, every, timezone))
+        set_schedule(
+            Schedule(prepared.loaded.recipe.name, absolute(recipe), tuple(settings), cron, every, timezone, budget)
+        )
     table = Table()
-    for column in ("loop", "when", "active", "recipe", "settings"):
+    for column in ("loop", "when", "active", "recipe", "settings", "budget"):
         table.add_column(column, overflow="fold")
     scheduled_loops = schedules()
     for scheduled in scheduled_loops:
-        table.add_row(*scheduled)
+        table.add_row(*scheduled[:-1], "" if scheduled.budget is None else amount(scheduled.budget))
     lines = [
-        ScheduleLine(each.loop, each.when, each.active == "yes", each.recipe, each.overrides)
+        ScheduleLine(each.loop, each.when, each.active == "yes", each.recipe, each.overrides, each.budget)
         for each in scheduled_loops
     ]
     return Printed(Schedules(lines), [table])

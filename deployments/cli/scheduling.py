@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zoneinfo import available_timezones
 
 from prefect._vendor.croniter import CroniterBadDateError, CroniterError, croniter  # as the server reads it
@@ -34,6 +34,7 @@ class Schedule:
     cron: str  # or empty
     every: float  # minutes, or 0
     timezone: str
+    budget: float | None = None  # of the loop
 
     def when(self) -> CronSchedule | IntervalSchedule:
         """Return Prefect's schedule. Raises RecipeError unless exactly one valid time is given."""
@@ -68,6 +69,7 @@ class ScheduleRow(NamedTuple):
     active: str
     recipe: str
     overrides: str
+    budget: float | None
 
 
 def require_a_loop(*, off: bool, cron: str, every: float, overrides: Sequence[str]) -> None:
@@ -82,7 +84,9 @@ def require_a_loop(*, off: bool, cron: str, every: float, overrides: Sequence[st
 def set_schedule(schedule: Schedule) -> None:
     """Replace the loop's schedule, if it has one. Raises RecipeError, StackError."""
     when = schedule.when()
-    parameters = {"recipe": schedule.recipe, "overrides": list(schedule.overrides)}
+    parameters: dict[str, Any] = {"recipe": schedule.recipe, "overrides": list(schedule.overrides)}
+    if schedule.budget is not None:
+        parameters["budget"] = schedule.budget
     with _deployment() as (client, deployment):
         existing = _of(deployment, schedule.loop)
         if existing is None:
@@ -123,6 +127,7 @@ def schedules() -> list[ScheduleRow]:
                 "yes" if schedule.active else "no",
                 str(schedule.parameters.get("recipe", deployment.parameters.get("recipe", ""))),
                 " ".join(schedule.parameters.get("overrides", ())),
+                schedule.parameters.get("budget"),
             )
             for schedule in deployment.schedules
         ]

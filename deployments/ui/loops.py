@@ -4,14 +4,12 @@ start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from rlhf_core.artifacts.attempt import Attempt
-from rlhf_core.artifacts.attempts import attempts_at
 from rlhf_core.artifacts.costs import Cost, cost_of
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -23,6 +21,7 @@ from rlhf_core.config.texts import is_model_name
 from rlhf_core.evaluation.stored import difference
 from rlhf_core.evaluation.verdict import Comparison, Criterion
 from rlhf_core.pipeline.record import read_start
+from rlhf_core.pipeline.round_costs import round_attempts
 from rlhf_core.pipeline.run_costs import prices_of_run
 from rlhf_core.report.content import Curves
 
@@ -78,30 +77,41 @@ def read_loop(repository: ArtifactRepository, name: str, cache: Path, pool: Exec
     unfinished = rounds.unfinished()
     if not ends and unfinished is None:
         return None
-    first = next((record for end in ends if (record := _record(repository, end)) is not None), None)
+    records = list(pool.map(lambda end: None if end.record is None else repository.stored_manifest(end.record), ends))
+    first = next((record for record in records if record is not None), None)
     start = None if first is None else repository.stored_manifest(first.parents["accepted_evaluation"])
     newest = read_start(repository.store, (unfinished or ends[-1]).run_id)
     prices = prices_of_run({} if newest is None else newest.recipe)
-    views = list(pool.map(lambda end: _round(repository, rounds, end, start, prices, cache), ends))
+    views = list(
+        pool.map(lambda end, record: _round(repository, rounds, end, record, start, prices, cache), ends, records)
+    )
     if unfinished is not None:
         holder = rounds.holder()
         verdict, reason = ("running", holder) if holder else ("unfinished", "the next run of the loop finishes it")
         views.append(
-            RoundView(unfinished.number, verdict, reason, unfinished.run_id, unfinished.started_at, ended_at=None)
+            RoundView(
+                unfinished.number,
+                verdict,
+                reason,
+                unfinished.run_id,
+                unfinished.started_at,
+                ended_at=None,
+                cost=cost_of(rounds.attempts(unfinished), prices),
+            )
         )
     return LoopView(name, views[::-1], prices)
 
 
 def _round(
-    repository: ArtifactRepository, rounds: Rounds, end: RoundEnd, start: Manifest | None, prices: PricesConfig | None,
-    cache: Path,
+    repository: ArtifactRepository, rounds: Rounds, end: RoundEnd, record: Manifest | None, start: Manifest | None,
+    prices: PricesConfig | None, cache: Path,
 ) -> RoundView:  # fmt: skip
     began = rounds.start_of(end.number)
+    started_at = None if began is None else began.started_at
     view = RoundView(
-        end.number, end.verdict, end.reason, end.run_id, None if began is None else began.started_at, end.ended_at,
-        end.candidate,
+        end.number, end.verdict, end.reason, end.run_id, started_at, end.ended_at, end.candidate,
+        cost=cost_of(round_attempts(repository, end, record, started_at), prices),
     )  # fmt: skip
-    record = _record(repository, end)
     if record is None:
         return view
     gate, parents = RoundConfig.model_validate(record.config).gate, record.parents
@@ -120,25 +130,4 @@ def _round(
         score = evaluation and against_accepted and evaluation.metrics.get(against_accepted.scorer)
         if isinstance(score, int | float):
             scores[name] = float(score)
-    attempts = () if view.started_at is None else _attempts(repository, record, view.started_at)
-    return replace(
-        view, scores=scores, against_accepted=against_accepted, against_start=against(start),
-        cost=cost_of(attempts, prices),
-    )  # fmt: skip
-
-
-def _record(repository: ArtifactRepository, end: RoundEnd) -> Manifest | None:
-    return None if end.record is None else repository.stored_manifest(end.record)
-
-
-def _attempts(repository: ArtifactRepository, record: Manifest, began: datetime) -> Iterator[Attempt]:
-    """Yield the attempts since `began` at what the record was made of."""
-    seen: set[ArtifactRef] = set()
-    pending = [record.ref]
-    while pending:
-        ref = pending.pop()
-        manifest = None if ref in seen else repository.stored_manifest(ref)
-        seen.add(ref)
-        if manifest is not None and manifest.finished_at >= began:
-            yield from (each for each in attempts_at(repository.store, ref, manifest) if each.started_at >= began)
-            pending += manifest.parents.values()
+    return replace(view, scores=scores, against_accepted=against_accepted, against_start=against(start))

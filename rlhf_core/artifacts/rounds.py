@@ -15,6 +15,8 @@ from typing import Literal
 from pydantic import AwareDatetime
 
 from rlhf_core.artifacts.aliases import Evidence, read_alias
+from rlhf_core.artifacts.attempt import Attempt
+from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.documents import Document, parsed
 from rlhf_core.artifacts.leases import Holder, Lease, holder_at, take_lease
 from rlhf_core.artifacts.manifest import ArtifactRef
@@ -35,6 +37,7 @@ class RoundStart(Config):
     alias_sequence: int  # of the alias `accepted` as it was then; 0: there was none
     previous_prompts: ArtifactRef | None  # of the round before, and through it of all rounds before
     prompts: ArtifactRef | None = None  # of this round; None: not known yet
+    nodes: tuple[ArtifactRef, ...] = ()  # all that it has been made of, with other settings before too
     started_at: AwareDatetime
     run_id: str
 
@@ -48,6 +51,7 @@ class RoundEnd(Config):
     prompts: ArtifactRef | None  # of this round, or where it was skipped before it had any, of the round before
     ended_at: AwareDatetime
     run_id: str  # that finished it
+    attempts: tuple[Attempt, ...] | None = None  # at its nodes, since its start; None: of an earlier release
 
 
 class Rounds:
@@ -102,7 +106,7 @@ class Rounds:
         )
 
     def start(self, start: RoundStart) -> None:
-        """Store the start before the round's first job. A round started before may get other prompts now.
+        """Store the start before the round's first job. A round started before may get other prompts and nodes now.
 
         Raises ConflictError if another process has started the round.
         """
@@ -111,9 +115,14 @@ class Rounds:
         if stored is None:
             self._write_once(path, start)
         elif (before := _document(path, stored[0], RoundStart)) != start:
-            if before.model_copy(update={"prompts": start.prompts}) != start:
+            if before.model_copy(update={"prompts": start.prompts, "nodes": start.nodes}) != start:
                 raise ConflictError(f"{path}: this round was started by another process ({before.run_id})")
             self._store.replace(path, _encoded(start), stored[1])
+
+    def attempts(self, start: RoundStart) -> list[Attempt]:
+        """Return the attempts at the nodes of a round since its start, of other runs too."""
+        of_nodes = (each for ref in start.nodes for each in Attempts(self._store, ref).all())
+        return [attempt for attempt in of_nodes if attempt.started_at >= start.started_at]
 
     def accept(self, start: RoundStart, candidate: ArtifactRef, reason: str, record: ArtifactRef | None = None) -> str:
         """Move the alias `accepted` to the candidate. Returns the reason if another process has moved it meanwhile.
@@ -158,6 +167,7 @@ class Rounds:
         skipped = RoundEnd(
             number=start.number, verdict="skipped", reason=reason, record=None, candidate=None,
             prompts=start.prompts if used else start.previous_prompts, ended_at=datetime.now(UTC), run_id=run_id,
+            attempts=tuple(self.attempts(start)),
         )  # fmt: skip
         self.end(skipped)
         return skipped

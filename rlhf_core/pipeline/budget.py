@@ -7,10 +7,11 @@ run that is repeated with a larger budget resumes where the last one was stopped
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.attempts import attempts_at
 from rlhf_core.artifacts.costs import Cost, cost_of, total
 from rlhf_core.artifacts.manifest import Manifest
@@ -73,6 +74,48 @@ def require_budget(prepared: Prepared, nodes: Mapping[str, Node], budget: float)
     Raises RecipeError if there are none, if no GPU has a price although a stage reserves some, or if the stages that
     are to be computed cost more than the budget even at the lower end of their estimate.
     """
+    prices, computed, expected = _expected(prepared, nodes)
+    spent = sum((_spent(prepared.repository, nodes[name], prices) for name in computed), Cost()).money
+    least = spent + (0.0 if expected.known is None else expected.known.low)
+    if least > budget:
+        before = f"{amount(spent)} {prices.currency} are spent already; " if spent else ""
+        raise RecipeError(
+            f"the budget of {amount(budget)} {prices.currency} does not suffice ({before}"
+            f"{in_words(expected, prices.currency)}): raise the budget, or make the run smaller"
+        )
+    return prices
+
+
+def round_over_budget(prepared: Prepared, attempts: Iterable[Attempt], budget: float) -> str:
+    """Return why the round of a loop is not to be started, in a sentence; empty if it is.
+
+    attempts: of the whole loop until now; what they cost and what the round is expected to must be within the budget.
+    Raises RecipeError as `require_budget` does for prices that are missing.
+    """
+    prices, _, expected = _expected(prepared, prepared.graph)
+    spent, currency = cost_of(attempts, prices), prices.currency
+    if gpus := _unpriced_gpus(spent):
+        return (
+            f"the loop's budget cannot be kept, since `prices` has no price of {gpus[0]}: no round was started; add it"
+        )
+    if spent.money + (0.0 if expected.known is None else expected.known.expected) <= budget:
+        return ""
+    number = "the next round" if prepared.start is None else f"round {prepared.start.number}"
+    return (
+        f"{number} was not started: the loop has cost {amount(spent.money)} {currency} of its budget of "
+        f"{amount(budget)} {currency} ({in_words(expected, currency)}): raise the budget, or end the loop"
+    )
+
+
+def _unpriced_gpus(cost: Cost) -> list[str]:
+    return sorted(each for each in cost.unpriced if each.startswith("the GPU "))
+
+
+def _expected(prepared: Prepared, nodes: Mapping[str, Node]) -> tuple[PricesConfig, list[str], ExpectedMoney]:
+    """Return the prices, the nodes that are to be computed, and what these are expected to cost.
+
+    Raises RecipeError if a price is missing without which a budget bounds nothing.
+    """
     prices = prices_of(prepared.loaded.recipe)
     if prices is None:
         raise RecipeError(
@@ -91,16 +134,7 @@ def require_budget(prepared: Prepared, nodes: Mapping[str, Node], budget: float)
             f"a budget cannot bound {on_cores[0]}, which runs on cores: give their price in `prices.core`"
         )
     by_stage = estimates(prepared.graph, known_facts(prepared, planned, results, prices, prepared.repository))
-    expected = expected_money({name: by_stage[name] for name in computed})
-    spent = sum((_spent(prepared.repository, nodes[name], prices) for name in computed), Cost()).money
-    least = spent + (0.0 if expected.known is None else expected.known.low)
-    if least > budget:
-        before = f"{amount(spent)} {prices.currency} are spent already; " if spent else ""
-        raise RecipeError(
-            f"the budget of {amount(budget)} {prices.currency} does not suffice ({before}"
-            f"{in_words(expected, prices.currency)}): raise the budget, or make the run smaller"
-        )
-    return prices
+    return prices, computed, expected_money({name: by_stage[name] for name in computed})
 
 
 def _spent(repository: ArtifactRepository, node: Node, prices: PricesConfig) -> Cost:
@@ -144,9 +178,8 @@ class BudgetWatch:
         """Return why the run is to be stopped, in a sentence; empty while it is within its budget."""
         costs = costs_until_now(self._repository, start, self._prices)
         cost = total(costs, "own") + total(costs, "others")
-        gpus = sorted(each for each in cost.unpriced if each.startswith("the GPU "))
         currency = self._prices.currency
-        if gpus:
+        if gpus := _unpriced_gpus(cost):
             return f"the budget cannot be kept, since `prices` has no price of {gpus[0]}: the run was stopped; add it"
         if cost.money <= self._budget:
             return ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from rlhf_core.artifacts.aliases import read_alias
+from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.leases import Holder, Lease
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.opening import open_store
@@ -17,6 +18,7 @@ from rlhf_core.artifacts.rounds import RoundEnd, Rounds, RoundStart, Verdict
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError
 from tests.rlhf_core.artifacts.manifests import manifest, published
+from tests.rlhf_core.artifacts.test_costs import START, attempt
 
 pytestmark = pytest.mark.parts
 
@@ -135,3 +137,21 @@ def test_a_skipped_round_counts_no_prompts_that_it_never_had(rounds: Rounds) -> 
     skipped = rounds.skip("no pair")
     assert (skipped.number, skipped.verdict, skipped.reason, skipped.prompts) == (2, "skipped", "no pair", PROMPTS)
     assert rounds.current().number == 3
+
+
+def test_a_round_has_the_attempts_at_all_its_nodes_since_its_start(rounds: Rounds, store: Store) -> None:
+    """Also of settings that were corrected meanwhile, and of one that was given up."""
+    first = rounds.current("run").model_copy(update={"started_at": START, "nodes": (MODEL,)})
+    rounds.start(first)
+    corrected = first.model_copy(update={"nodes": (MODEL, BETTER), "prompts": PROMPTS})
+    rounds.start(corrected)
+    assert rounds.current("another run") == corrected
+    earlier = attempt("run", id="earlier", started_at=START - timedelta(hours=1))
+    Attempts(store, MODEL).write(earlier)
+    Attempts(store, MODEL).write(attempt("run", id="killed", outcome="killed"))
+    Attempts(store, BETTER).write(attempt("another run", id="other"))
+    Attempts(store, RECORD).write(attempt("run", id="of nobody"))
+    assert [each.id for each in rounds.attempts(corrected)] == ["killed", "other"]
+    end = rounds.skip("a bad reward server")
+    assert [each.id for each in end.attempts or ()] == ["killed", "other"]
+    assert rounds.end_of(1) == end

@@ -16,7 +16,9 @@ from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import RecipeError
-from rlhf_core.pipeline.budget import BudgetWatch, require_budget
+from rlhf_core.pipeline import budget as module
+from rlhf_core.pipeline.budget import BudgetWatch, ExpectedMoney, require_budget, round_over_budget
+from rlhf_core.pipeline.expectations import Range
 from rlhf_core.pipeline.prepare import Prepared, prepare
 from rlhf_core.pipeline.record import RunStart
 from tests.rlhf_core.artifacts.test_costs import PRICES, START, attempt
@@ -71,6 +73,36 @@ def test_what_was_spent_before_counts_and_a_larger_budget_goes_on(tmp_path: Path
     )):  # fmt: skip
         require_budget(run, run.graph, 0.5)
     require_budget(run, run.graph, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected", "unpriced", "why"),
+    [
+        (3.0, Range(2.0, 1.0, 9.0, 3), False, ""),  # 1 was spent; the upper end is not held against it
+        (2.9, Range(2.0, 1.0, 9.0, 3), False, (
+            "the next round was not started: the loop has cost 1.00 EUR of its budget of 2.90 EUR (estimated cost: "
+            "≈ 2.00 EUR (1.00 to 9.00), without what was not run before: base): raise the budget, or end the loop"
+        )),
+        (1.0, None, False, ""),
+        (0.9, None, False, "the loop has cost 1.00 EUR of its budget of 0.90 EUR (estimated cost: unknown, not run "),
+        (9.0, None, True, "cannot be kept, since `prices` has no price of the GPU AMD MI300: no round was started"),
+    ],
+)  # fmt: skip
+def test_a_round_is_not_started_if_the_loop_is_expected_to_pass_its_budget(
+    budget: float, expected: Range | None, unpriced: bool, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "expected_money", lambda estimates: ExpectedMoney(expected, ("base",)))
+    spent = [attempt("before", gpus=0.0, cores=1.0, device="cpu", memory=0)]
+    if unpriced:
+        spent.append(attempt("before", "AMD MI300"))
+    over = round_over_budget(prepared(tmp_path, CORES), spent, budget)
+    assert why in over
+    assert bool(why) == bool(over)
+
+
+def test_the_budget_of_a_loop_needs_prices(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="a budget needs prices"):
+        round_over_budget(prepared(tmp_path), [], 1.0)
 
 
 def test_a_run_is_stopped_once_its_attempts_cost_more_killed_ones_too(tmp_path: Path) -> None:
