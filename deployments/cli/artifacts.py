@@ -13,14 +13,8 @@ from rich.tree import Tree
 
 from deployments.cli import panels
 from deployments.cli.completion import artifact_names, run_ids
-from deployments.cli.documents import (
-    Ancestors,
-    ArtifactLine,
-    Artifacts,
-    Files,
-    ParentLink,
-    Pulled,
-)
+from deployments.cli.documents.files import Files
+from deployments.cli.documents.results import Ancestors, ArtifactLine, Artifacts, ParentLink, Pulled
 from deployments.cli.made_models import MODELS
 from deployments.cli.output import Printed, printing
 from deployments.cli.reports import copy_report

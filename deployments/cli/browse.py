@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from deployments.cli import panels
 from deployments.cli.completion import run_ids
 from deployments.cli.console import console
-from deployments.cli.documents import BrowsedRun, BrowsedStage
+from deployments.cli.documents.results import BrowsedRun, BrowsedStage
 from deployments.cli.output import Printed, printing
 from deployments.cli.signals import end_in_order
 from rlhf_core.artifacts.opening import open_store, store_url

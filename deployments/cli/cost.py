@@ -12,7 +12,7 @@ from rich.table import Table
 
 from deployments.cli import panels
 from deployments.cli.completion import run_ids
-from deployments.cli.documents import RunCost
+from deployments.cli.documents.results import RunCost
 from deployments.cli.output import Printed, printing
 from deployments.cli.tables import cost_totals
 from rlhf_core.artifacts.attempt import Attempt

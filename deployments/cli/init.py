@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from deployments.cli import panels
-from deployments.cli.documents import Files
+from deployments.cli.documents.files import Files
 from deployments.cli.output import Printed, printing
 from deployments.stack.environment import REPOSITORY
 from rlhf_core.config.texts import is_hub_name

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from deployments.cli.documents import LogLine
+from deployments.cli.documents.runs import LogLine
 from rlhf_core.artifacts.job_logs import read_logs
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import StackError, StageError, StoreError

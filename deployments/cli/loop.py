@@ -11,7 +11,7 @@ from rich.table import Table
 
 from deployments.cli import panels
 from deployments.cli.console import console
-from deployments.cli.documents import LoopRounds, RoundLine, ScheduleLine, Schedules
+from deployments.cli.documents.loops import LoopRounds, RoundLine, ScheduleLine, Schedules
 from deployments.cli.exit_codes import RunFailedError
 from deployments.cli.output import Printed, printing
 from deployments.cli.prefect_settings import import_prefect

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deployments.cli import panels
-from deployments.cli.documents import Files
+from deployments.cli.documents.files import Files
 from deployments.cli.output import Printed, printing
 from deployments.cli.signals import end_in_order
 from rlhf_core.system.paths import resolved

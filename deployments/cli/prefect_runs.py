@@ -14,7 +14,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 
-from deployments.cli.documents import RunLine
+from deployments.cli.documents.results import RunLine
 from deployments.cli.prefect_server import answers_of
 from rlhf_core.errors import StackError
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from deployments.cli import panels
 from deployments.cli.artifacts import ARTIFACT
-from deployments.cli.documents import (
+from deployments.cli.documents.registry import (
     Aliases,
     AliasLine,
     AliasProtection,

@@ -17,7 +17,7 @@ from deployments.cli import panels
 from deployments.cli.cluster_room import reservations, room_notes
 from deployments.cli.completion import recipe_names
 from deployments.cli.console import console
-from deployments.cli.documents import Plan, PlannedStage, RunEnd, StageOutcome
+from deployments.cli.documents.runs import Plan, PlannedStage, RunEnd, StageOutcome
 from deployments.cli.exit_codes import RunFailedError, RunInterruptedError
 from deployments.cli.made_models import model_lines
 from deployments.cli.output import Printed, printing

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.cli import panels
-from deployments.cli.documents import RecipeLine, Recipes, RunLine, Runs
+from deployments.cli.documents.results import RunLine, Runs
+from deployments.cli.documents.runs import RecipeLine, Recipes
 from deployments.cli.output import Printed, printing
 from deployments.cli.prefect_settings import import_prefect
 from deployments.cli.recipe_list import described_recipes

@@ -11,7 +11,7 @@ import typer
 
 from deployments.cli import panels
 from deployments.cli.completion import run_ids
-from deployments.cli.documents import CancelledRun, LogLine
+from deployments.cli.documents.runs import CancelledRun, LogLine
 from deployments.cli.output import Printed, printing
 from deployments.cli.prefect_settings import import_prefect
 from rlhf_core.errors import StackError

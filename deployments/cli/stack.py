@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from deployments.cli import panels
-from deployments.cli.documents import Environment, Port, Service, StackStatus
+from deployments.cli.documents.set_up import Environment, Port, Service, StackStatus
 from deployments.cli.output import Printed, printing
 from deployments.stack.environment import stack_environment
 from rlhf_core.errors import StackError

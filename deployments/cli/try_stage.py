@@ -13,7 +13,7 @@ import typer
 
 from deployments.cli import panels
 from deployments.cli.console import console
-from deployments.cli.documents import TriedStage
+from deployments.cli.documents.runs import TriedStage
 from deployments.cli.exit_codes import ExitCode
 from deployments.cli.output import Printed, printing
 from deployments.cli.reports import OUTPUTS

@@ -13,7 +13,7 @@ from rich.table import Table
 from deployments.cli import panels
 from deployments.cli.completion import artifact_names
 from deployments.cli.console import console
-from deployments.cli.documents import DamagedObject, Integrity
+from deployments.cli.documents.store import DamagedObject, Integrity
 from deployments.cli.output import Printed, printing
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.opening import open_store, store_url

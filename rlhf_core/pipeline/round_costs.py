@@ -7,7 +7,7 @@ from datetime import datetime
 
 from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.attempts import attempts_at
-from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
+from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
 
@@ -38,12 +38,13 @@ def round_attempts(
 
 def _made_of(repository: ArtifactRepository, record: Manifest, began: datetime) -> Iterator[Attempt]:
     """Yield the attempts since `began` at what the record was made of."""
-    seen: set[ArtifactRef] = set()
-    pending = [record.ref]
+    seen, pending = {record.ref}, [record]
     while pending:
-        ref = pending.pop()
-        manifest = None if ref in seen else repository.stored_manifest(ref)
-        seen.add(ref)
-        if manifest is not None and manifest.finished_at >= began:
-            yield from (each for each in attempts_at(repository.store, ref, manifest) if each.started_at >= began)
-            pending += manifest.parents.values()
+        manifest = pending.pop()
+        if manifest.finished_at < began:
+            continue
+        attempts = attempts_at(repository.store, manifest.ref, manifest)
+        yield from (each for each in attempts if each.started_at >= began)
+        parents = dict.fromkeys(ref for ref in manifest.parents.values() if ref not in seen)
+        seen.update(parents)
+        pending += [parent for ref in parents if (parent := repository.stored_manifest(ref)) is not None]

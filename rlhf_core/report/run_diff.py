@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
+from rlhf_core.config.flat import flattened
 from rlhf_core.config.stages.evaluation import Completions
 from rlhf_core.evaluation.comparison import compare, questions
 
@@ -137,7 +138,7 @@ def diff_runs(runs: Sequence[ComparedRun], *, samples: int) -> RunDiff:
 
 def settings_that_differ(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return the settings of two resolved recipes that differ: path, value before and after; None where it has none."""
-    pairs = _side_by_side([dict(_flat(before)), dict(_flat(after))])
+    pairs = _side_by_side([dict(flattened(before)), dict(flattened(after))])
     return [(field, old, new) for field, (old, new) in pairs if old != new]
 
 
@@ -154,7 +155,7 @@ def _manifests(run: ComparedRun) -> dict[str, Manifest]:
 def _fields(runs: Sequence[ComparedRun]) -> dict[Section, list[dict[str, Any]]]:
     manifests = [_manifests(run) for run in runs]
     return {
-        "settings": [dict(_flat(run.recipe)) for run in runs],
+        "settings": [dict(flattened(run.recipe)) for run in runs],
         "inputs": [_inputs(each) for each in manifests],
         "code": [{"revision": _joined(m.code_revision for m in each.values())} for each in manifests],
         "libraries": [_libraries(each.values()) for each in manifests],
@@ -164,15 +165,6 @@ def _fields(runs: Sequence[ComparedRun]) -> dict[Section, list[dict[str, Any]]]:
 def _side_by_side(fields: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
     for name in dict.fromkeys(name for each in fields for name in each):
         yield name, [each.get(name) for each in fields]
-
-
-def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings by their dotted path; a list is one value."""
-    if not isinstance(value, Mapping) or (at and not value):
-        yield at, value
-        return
-    for key, item in value.items():
-        yield from _flat(item, f"{at}.{key}" if at else str(key))
 
 
 def _inputs(manifests: Mapping[str, Manifest]) -> dict[str, str]:

@@ -9,13 +9,14 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 
+from rlhf_core.config.flat import flattened
 from rlhf_core.config.texts import names_a_host
 from rlhf_core.config.tracking import MLflowConfig
 from rlhf_core.errors import StageError, reason_of
@@ -124,7 +125,10 @@ class MLflow:
         if arrived:
             self._post("runs/update", {"run_id": run_id, "status": "RUNNING"})
             return run_id, arrived
-        settings = [{"key": key, "value": str(value)[:_LONGEST_VALUE]} for key, value in _flat(self._about.config)]
+        settings = [
+            {"key": _NO_SIGN.sub("_", path), "value": str(value)[:_LONGEST_VALUE]}
+            for path, value in flattened(self._about.config)
+        ]
         for first in range(0, len(settings), _AT_ONCE):
             self._post("runs/log-batch", {"run_id": run_id, "params": settings[first : first + _AT_ONCE]})
         return run_id, 0
@@ -199,11 +203,3 @@ def _password() -> tuple[str, str] | None:
 def _token() -> dict[str, str]:
     token = os.environ.get("MLFLOW_TRACKING_TOKEN")
     return {"Authorization": f"Bearer {token}"} if token else {}
-
-
-def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield _NO_SIGN.sub("_", f"{before}{key}"), value

@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from deployments.cli import completion, output, run
-from deployments.cli.documents import LogLine
+from deployments.cli.documents.runs import LogLine
 from deployments.cli.exit_codes import ExitCode
 from deployments.cli.following import Ended
 from deployments.cli.main import app

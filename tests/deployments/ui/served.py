@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 from aiohttp import web
@@ -51,3 +54,10 @@ def served(application: web.Application, listener: socket.socket) -> Iterator[No
     finally:
         stop.set()
         thread.join()
+
+
+def data_of(page: str, name: str) -> Any:
+    """The first data of this name for a script of the page."""
+    found = re.search(rf"data-{name}='([^']*)'", page)
+    assert found is not None
+    return json.loads(found[1])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -16,20 +14,16 @@ from deployments.ui.demo import write_demo
 from deployments.ui.pages import Pages
 from deployments.ui.reading import StoreReader
 from deployments.ui.server import application
-from rlhf_core.artifacts.aliases import Alias, read_alias
 from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.logged_rollouts import LoggedGroup, LoggedStep, encode_step, rollouts_file
-from rlhf_core.artifacts.manifest import ArtifactRef, Kind
-from rlhf_core.artifacts.registry import move_alias
+from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
-from rlhf_core.artifacts.rounds import Rounds
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
 from rlhf_core.system.network import listening
-from tests.deployments.ui.made_runs import publish, record, ref_of
-from tests.deployments.ui.served import served
+from tests.deployments.ui.served import browsing, data_of, served
 
 pytestmark = pytest.mark.parts
 
@@ -117,13 +111,6 @@ def test_from_the_list_of_runs_to_a_token(browser: httpx.Client) -> None:
     }  # fmt: skip
 
 
-def data_of(page: str, name: str) -> Any:
-    """The first data of this name for a script of the page."""
-    found = re.search(rf"data-{name}='([^']*)'", page)
-    assert found is not None
-    return json.loads(found[1])
-
-
 @pytest.mark.parametrize(
     "path", ["/runs/none", "/runs/live/none", "/runs/live/rl/steps/x", "/runs/live/rl/steps/2/groups/7",
              "/runs/live/rl/images/" + "0" * 64, "/compare?run=none"],
@@ -146,47 +133,8 @@ def test_a_running_stage_shows_its_metrics_and_rollouts_so_far(browser: httpx.Cl
     assert "refresh" not in browser.get("/runs/live/rl/steps/2").text  # nothing that somebody reads goes away
 
 
-def test_a_loop_shows_each_round_against_the_accepted_and_against_the_start(
-    browser: httpx.Client, store: LocalStore
-) -> None:
-    assert '<a href="/loops/nightly">nightly</a>' in browser.get("/loops").text
-    page = browser.get("/loops/nightly").text
-    scores = [
-        node.metrics["exact"]
-        for seed in (0, 1)
-        for run in StoreReader(ArtifactRepository(store), Path("unused")).runs()
-        if run.name == "sums" and run.recipe["seed"] == seed and run.record is not None
-        for node in run.record.nodes
-        if node.name in ("evaluation.rl", *(["evaluation.base"] if seed == 0 else []))
-    ]
-    start, first, second = (float(str(score)) for score in scores)
-    assert f"Round 2 was accepted: exact {second:.3f}, before {first:.3f}" in page
-    gains = re.findall(r"<span[^>]*>([+-]\d\.\d{3})</span>", page)
-    assert gains == [f"{gain:+.3f}" for gain in (second - first, second - start, first - start, first - start)]
-    assert (
-        "2 rounds took 0.15 device hours" in page
-    )  # a minute for each of five stages, and of four that the second computed
-    charts = data_of(page, "charts")["charts"]
-    assert [(chart["title"], chart["lines"][-1]["x"]) for chart in charts] == [
-        ("score", [1, 2]), ("against the start", [1, 2])
-    ]  # fmt: skip
-    assert browser.get("/loops/none").status_code == 404
-    assert browser.get("/loops/..%2f..").status_code == 404
-
-
-def test_a_round_that_has_not_ended_leads_its_loop(registry: tuple[httpx.Client, LocalStore]) -> None:
-    browser, store = registry
-    rounds = Rounds(store, "nightly")
-    rounds.start(rounds.current("a run"))
-    page = browser.get("/loops/nightly").text
-    assert "Round 4 is unfinished: the next run of the loop finishes it" in page
-    assert 'http-equiv="refresh"' in page
-
-
-def test_runs_have_costs_at_the_prices_of_the_environment(
-    registry: tuple[httpx.Client, LocalStore], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    browser, store = registry
+def test_runs_have_costs_at_the_prices_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
     (tmp_path / "prices.yaml").write_text("{currency: EUR, core: 6.0}", encoding="utf-8")
     monkeypatch.setenv("ALIGNMENT_PRICES", str(tmp_path / "prices.yaml"))
     at = datetime(2026, 11, 1, tzinfo=UTC)
@@ -199,132 +147,11 @@ def test_runs_have_costs_at_the_prices_of_the_environment(
         run_id="priced", recipe={"name": "priced"}, overrides=(), started_at=at, finished_at=at, nodes=(node,)
     )  # fmt: skip
     write_record(store, record)
-    assert '<td class="number">6.00 EUR</td>' in browser.get("/", params={"q": "priced"}).text
-    page = browser.get("/runs/priced").text
+    with browsing(store, tmp_path / "cache") as browser:
+        assert '<td class="number">6.00 EUR</td>' in browser.get("/", params={"q": "priced"}).text
+        page = browser.get("/runs/priced").text
     assert "It took 1 device hours, <b>6.00 EUR</b>." in page
     assert '<td class="failed">stuck</td>' in page
-    assert HOSTILE not in page
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[tuple[httpx.Client, LocalStore]]:
-    """A server of its own, whose model `sums` has a champion, moved twice, and a candidate that waits."""
-    store = LocalStore(tmp_path / "store")
-    write_demo(ArtifactRepository(store), runs=3, steps=2)
-    pages = Pages(StoreReader(ArtifactRepository(store), tmp_path / "cache"))
-    with listening("127.0.0.1", 0) as listener, served(application(pages, TOKEN, frozenset({"127.0.0.1"})), listener):
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with httpx.Client(base_url=url, follow_redirects=True, headers={"Origin": url}) as client:
-            client.get(f"/?token={TOKEN}")
-            yield client, store
-
-
-def champion(store: LocalStore) -> Alias:
-    alias = read_alias(store, "sums", "champion")
-    assert alias is not None
-    return alias
-
-
-def fields(page: str) -> dict[str, str]:
-    """The hidden fields of the forms of a page."""
-    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page))
-
-
-def test_a_model_shows_since_when_who_is_champion_and_what_waits(registry: tuple[httpx.Client, LocalStore]) -> None:
-    browser, store = registry
-    models = browser.get("/models").text
-    assert f"<td>{champion(store).manifest}</td>" in models
-    assert ">a candidate waits for a person</a>" in models
-    page = browser.get("/models/sums").text
-    assert f"The champion is <b>{champion(store).manifest}</b> since {champion(store).moved_at:%Y-%m-%d %H:%M}" in page
-    assert page.index("run 1 was better") < page.index("run 0 was better")
-    assert re.search(r"<td>evaluation\.exact</td><td[^>]*>[+-]0\.\d+</td><td[^>]*>[+-]0\.\d+ to [+-]0\.\d+</td>", page)
-    assert browser.get("/models/none").status_code == 404
-
-
-def test_a_waiting_candidate_is_approved_once_and_rolled_back(registry: tuple[httpx.Client, LocalStore]) -> None:
-    browser, store = registry
-    before, shown = champion(store), fields(browser.get("/models/sums").text)
-    nameless = browser.post("/models/sums/approve", data={**shown, "name": " ", "reason": "better"})
-    assert (nameless.status_code, "give your name" in nameless.text) == (409, True)
-    assert champion(store) == before
-    form = {**shown, "name": HOSTILE, "reason": "better"}
-    approved = browser.post("/models/sums/approve", data=form)
-    assert (approved.status_code, approved.url.path, HOSTILE in approved.text) == (200, "/models/sums", False)
-    after = champion(store)
-    assert (after.manifest.full, after.evidence.approved_by) == (shown["candidate"], HOSTILE)
-    again = browser.post("/models/sums/approve", data=form)
-    assert (again.status_code, 'role="alert"' in again.text) == (409, True)
-    back = {**fields(approved.text), "reason": "it is rude"}
-    assert browser.post("/models/sums/rollback", data=back).status_code == 200
-    assert champion(store).manifest == before.manifest
-    twice = browser.post("/models/sums/rollback", data=back)  # a second click on the same page
-    assert (twice.status_code, "was moved by another process" in twice.text) == (409, True)
-    assert champion(store).manifest == before.manifest
-
-
-def test_a_rejected_candidate_is_promoted_no_more(registry: tuple[httpx.Client, LocalStore]) -> None:
-    browser, _ = registry
-    shown = {**fields(browser.get("/models/sums").text), "name": "ann", "reason": "it is rude"}
-    rejected = browser.post("/models/sums/reject", data=shown)
-    assert "Rejected by ann: it is rude" in rejected.text
-    assert "/models/sums/promote" not in rejected.text
-    promoted = browser.post("/models/sums/promote", data=shown)
-    assert (promoted.status_code, "was rejected by ann (it is rude)" in promoted.text) == (409, True)
-
-
-def test_a_candidate_without_a_passed_gate_is_promoted_by_a_named_person(
-    registry: tuple[httpx.Client, LocalStore],
-) -> None:
-    browser, store = registry
-    other = next(ArtifactRepository(store).list_artifacts("base")).ref
-    move_alias(store, "sums", "candidate", other, by="bob", reason="by hand")
-    shown = fields(browser.get("/models/sums").text)
-    refused = browser.post("/models/sums/promote", data={**shown, "name": "", "reason": "better"})
-    assert (refused.status_code, "is protected" in refused.text) == (409, True)
-    browser.post("/models/sums/promote", data={**shown, "name": "ann", "reason": "better"})
-    assert (champion(store).manifest, champion(store).evidence.approved_by) == (other, "ann")
-
-
-@pytest.mark.parametrize("origin", [None, "null", "http://127.0.0.1:1", "https://evil.example"])
-def test_a_form_of_another_page_moves_nothing(registry: tuple[httpx.Client, LocalStore], origin: str | None) -> None:
-    browser, store = registry
-    before, shown = champion(store), fields(browser.get("/models/sums").text)
-    del browser.headers["Origin"]
-    headers = {} if origin is None else {"Origin": origin}
-    answer = browser.post("/models/sums/approve", data={**shown, "name": "eve", "reason": "x"}, headers=headers)
-    assert answer.status_code == 403
-    assert champion(store) == before
-
-
-@pytest.mark.parametrize(
-    ("path", "form", "status"),
-    [("/models/sums/delete", {}, 404), ("/models/none/reject", {"name": "a", "candidate": "rl/" + "0" * 64}, 404),
-     ("/models/sums/approve", {"name": "a", "candidate": "x"}, 409), ("/models/sums/rollback", {"reason": "x"}, 409),
-     ("/models/sums/rollback", {"reason": "x", "seen": "9"}, 409)],
-)  # fmt: skip
-def test_a_form_that_is_none_of_ours_is_refused(
-    registry: tuple[httpx.Client, LocalStore], path: str, form: dict[str, str], status: int
-) -> None:
-    browser, store = registry
-    before = champion(store)
-    assert browser.post(path, data=form).status_code == status
-    assert champion(store) == before
-
-
-def test_a_run_begins_with_the_verdict_of_its_gate(registry: tuple[httpx.Client, LocalStore], tmp_path: Path) -> None:
-    browser, store = registry
-    (tmp_path / "gate").mkdir()
-    verdict = {"accepted": False, "reason": f"it is rude {HOSTILE}", "comparisons": []}
-    (tmp_path / "gate" / "verdict.json").write_text(json.dumps(verdict), encoding="utf-8")
-    gate = ref_of("gated", "gate")
-    publish(
-        store, gate, tmp_path / "gate", kind=Kind.GATE, parents={"candidate": ref_of("a"), "baseline": ref_of("b")}
-    )  # fmt: skip
-    record(store, [NodeRecord(name="gate", ref=gate, outcome="computed")], run_id="gated")
-    page = browser.get("/runs/gated").text
-    assert '<p class="headline">The model is <b class="failed">refused</b> by gate: it is rude &lt;' in page
-    assert "<h2>gate: refused</h2>" in page
     assert HOSTILE not in page
 
 

@@ -1,0 +1,14 @@
+"""Documents of the commands that write files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Of commands that write files."""
+
+    paths: Sequence[Path]
