@@ -114,7 +114,7 @@ class Workload:
 
     @property
     def computed(self) -> float:
-        """Tokens of a forward that computes the prompt of a group once (docs/decisions/0032)."""
+        """Tokens of a forward that computes the prompt of a group once (docs/design/decisions/0032)."""
         return self.prompts * self.prompt + self.sampled
 
     @cached_property

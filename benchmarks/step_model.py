@@ -19,7 +19,7 @@ Part = tuple[str, str]  # phase, resource
 Parts = dict[Part, float]  # seconds
 
 OPTIMIZER_BYTES = 32  # of a parameter, that AdamW reads (gradient, weight, moments) and writes, and clipping reads
-_STATE_BYTES = {"weights": 2, "gradients": 4, "optimizer": 12}  # of a parameter, see docs/scale.md
+_STATE_BYTES = {"weights": 2, "gradients": 4, "optimizer": 12}  # of a parameter, see docs/operate/scale.md
 _TENSORS_OF_LAYER = 9  # that a publish broadcasts one by one
 
 

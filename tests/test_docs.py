@@ -22,6 +22,7 @@ pytestmark = pytest.mark.parts
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OTHERS = [ROOT / "AGENTS.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "examples").rglob("*.md"))]
 ROWS: Mapping[str, Any] = {
     "text": {"text": "Two and two are four."},
     "conversations": {"prompt": QUESTION, "completion": "four"},
@@ -210,7 +211,7 @@ def lines(form: str, first: int = 0) -> bytes:
 
 @pytest.mark.parametrize("method", Method)
 def test_the_page_for_newcomers_shows_what_init_writes(method: Method, tmp_path: Path) -> None:
-    page = (ROOT / "docs/quickstart.md").read_text()
+    page = (ROOT / "docs/tutorials/quickstart.md").read_text()
     values = recipe_values("Qwen/Qwen2.5-0.5B-Instruct", tmp_path)
     recipe = filled((STARTERS / method / RECIPE_FILE).read_text(), values)
     assert recipe.replace('"Qwen/Qwen2.5-0.5B-Instruct"', "Qwen/Qwen2.5-0.5B-Instruct") in page
@@ -226,19 +227,22 @@ def test_the_python_of_its_page_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
     model_folder(tmp_path, context=1024)
     CliRunner().invoke(app, ["init", "sft", str(tmp_path / "mine"), "--model", str(tmp_path / "model")])
     page = (
-        (ROOT / "docs/python.md").read_text().replace("/tmp/", f"{tmp_path}/").replace('"mine/', f'"{tmp_path}/mine/')
+        (ROOT / "docs/guides/python.md")
+        .read_text()
+        .replace("/tmp/", f"{tmp_path}/")
+        .replace('"mine/', f'"{tmp_path}/mine/')
     )
     found = re.findall(r"^(<!-- not run.*?-->\n)?```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     ran = [block for excluded, block in found if not excluded]
     for block in ran:
-        exec(compile(block, "docs/python.md", "exec"), {})
+        exec(compile(block, "docs/guides/python.md", "exec"), {})
     assert len(ran) == 3
     assert "data.conversations: computed" in capsys.readouterr().out
 
 
 def test_links_lead_somewhere() -> None:
     broken = []
-    for page in PAGES:
+    for page in PAGES + OTHERS:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)#\s]*(?:#[^)\s]*)?)\)", text):
             name, _, anchor = target.partition("#")
@@ -257,7 +261,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_folder_of_code_is_in_the_table_of_folders() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/design/architecture.md").read_text(encoding="utf-8")
     table = page.partition("## Folders\n")[2].partition("\n## ")[0]
     named = {found[1] for found in re.finditer(r"^\| `([\w/]+)/` \|", table, re.MULTILINE)}
     packages = {f"rlhf_core/{file.parent.name}" for file in (ROOT / "rlhf_core").glob("*/__init__.py")}
@@ -271,7 +275,7 @@ def test_every_message_that_troubleshooting_quotes_is_one_of_the_code() -> None:
     code = "\n".join(
         text for folder in ("rlhf_core", "flows", "tasks", "deployments") for text in texts_of(ROOT / folder)
     )
-    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/operate/troubleshooting.md").read_text(encoding="utf-8")
     cells = "\n".join(re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE))
     quoted = [two or one for two, one in re.findall(r"``(.+?)``(?!`)|(?<!`)`([^`]+)`(?!`)", cells)]
     parts = [part.strip() for text in quoted for part in re.split(DIFFERS, text)]

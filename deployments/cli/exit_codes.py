@@ -1,4 +1,4 @@
-"""The exit codes of all commands. They are stable: scripts and docs/cli.md rely on them."""
+"""The exit codes of all commands. They are stable: scripts and docs/reference/cli.md rely on them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from deployments.cli.console import console
 from rlhf_core.errors import AlignmentError
 
 _FLAG = "--json"
-_JSON = Annotated[bool, typer.Option(_FLAG, help="print JSON, as docs/cli.md describes it")]
+_JSON = Annotated[bool, typer.Option(_FLAG, help="print JSON, as docs/reference/cli.md describes it")]
 
 Document = TypeVar("Document")
 Parameters = ParamSpec("Parameters")
@@ -35,7 +35,7 @@ Result = TypeVar("Result", bound="Printed[Any] | Iterator[Printed[Any]]")
 class Printed(Generic[Document]):
     """The result of a command.
 
-    document: a dataclass or a pydantic model, an object of JSON; its fields are documented in docs/cli.md.
+    document: a dataclass or a pydantic model, an object of JSON; its fields are documented in docs/reference/cli.md.
     text: the same for people. error: raised after printing, for a result that is bad news.
     """
 

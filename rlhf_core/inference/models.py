@@ -105,7 +105,7 @@ def whole_model(model: NamedModel) -> Iterator[Path]:
     """Yield the folder of the whole model, for as long as the context lasts.
 
     An adapter is merged into its base, which needs room for the weights of the base in the system's temporary folder
-    (docs/decisions/0027).
+    (docs/design/decisions/0027).
     """
     if model.adapter is None:
         yield model.folder

@@ -119,7 +119,7 @@ def _expected(prepared: Prepared, nodes: Mapping[str, Node]) -> tuple[PricesConf
     prices = prices_of(prepared.loaded.recipe)
     if prices is None:
         raise RecipeError(
-            f"a budget needs prices: write `prices` in the recipe, or set {PRICES_VARIABLE}: see docs/cost.md"
+            f"a budget needs prices: write `prices` in the recipe, or set {PRICES_VARIABLE}: see docs/operate/cost.md"
         )
     results: list[Manifest] = []
     planned = plan(prepared.graph, prepared.repository, recipe=prepared.loaded.recipe.name, results=results)

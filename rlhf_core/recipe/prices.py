@@ -32,4 +32,4 @@ def read_prices(path: Path) -> PricesConfig:
     except YAMLTextError as error:
         raise RecipeError(f"{path}: {error}") from error
     except ValidationError as error:
-        raise RecipeError(f"{path}: no table of prices ({first_problem(error)}): see docs/cost.md") from error
+        raise RecipeError(f"{path}: no table of prices ({first_problem(error)}): see docs/operate/cost.md") from error

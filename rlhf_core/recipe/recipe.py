@@ -1,4 +1,4 @@
-"""The recipe: one YAML file that describes one run as named stages. docs/recipes.md describes the language."""
+"""The recipe: one YAML file that describes one run as named stages. docs/guides/recipes.md describes the language."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Print the settings of recipes as markdown tables, generated from the config classes.
 
-Usage: `python -m rlhf_core.recipe.settings_page [FILE]`. With a FILE, such as docs/settings.md, its part between the
-two marks is replaced.
+Usage: `python -m rlhf_core.recipe.settings_page [FILE]`. With a FILE, such as docs/reference/settings.md, its part
+between the two marks is replaced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlhf_core.config.engines.passed import DEEPSPEED, VLLM, Library
 from rlhf_core.config.typed import config_classes
 from rlhf_core.recipe.recipe import Recipe
 
-BEGIN = "<!-- from here on written by `python -m rlhf_core.recipe.settings_page docs/settings.md` -->"
+BEGIN = "<!-- from here on written by `python -m rlhf_core.recipe.settings_page docs/reference/settings.md` -->"
 END = "<!-- until here -->"
 
 

@@ -89,7 +89,7 @@ def computing_libraries() -> dict[str, str]:
         if found is not None:
             versions[library] = found
         elif library in COMPUTING_LIBRARIES:
-            raise RecipeError(f"{library} is not installed here: run `make setup`, or see docs/setup.md")
+            raise RecipeError(f"{library} is not installed here: run `make setup`, or see docs/operate/setup.md")
     return versions
 
 

@@ -1,4 +1,4 @@
-"""The command line as a whole: JSON, exit codes, help, completion, and what docs/cli.md and AGENTS.md say of them."""
+"""The command line as a whole: JSON, exit codes, help, completion, and docs/reference/cli.md and AGENTS.md."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_every_command_is_in_a_group_and_says_in_one_sentence_what_it_does() -> 
 
 
 def documented_fields(name: str) -> set[str]:
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
     (row,) = [
         row
         for row in re.findall(r"^\| (`.*`) \| (.*) \|$", page, re.MULTILINE)

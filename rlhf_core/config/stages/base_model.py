@@ -38,7 +38,7 @@ class HubModel(Config):
 
 
 class WheelModel(Config):
-    """A GGUF file inside an installable wheel (see docs/recipes.md), dequantised into safetensors."""
+    """A GGUF file inside an installable wheel (see docs/guides/recipes.md), dequantised into safetensors."""
 
     type: Literal["wheel"]
     requirement: Requirement = Field(description="exact requirement, e.g. name==1.2.3")

@@ -78,8 +78,8 @@ class VllmEngine(RolloutEngine):
         """Return the completion of each request, in order; prompt and completion have at most `max_length` tokens.
 
         Log-probs are those of the sampling distribution, after temperature, top_p, top_k and min_p; without the last
-        three they are the policy's (docs/decisions/0008-sampling-and-log-probs.md). A greedy token has its log-prob at
-        temperature 1. Raises ValueError for a prompt that is empty or leaves no room.
+        three they are the policy's (docs/design/decisions/0008-sampling-and-log-probs.md). A greedy token has its
+        log-prob at temperature 1. Raises ValueError for a prompt that is empty or leaves no room.
         """
         parameters = [self._parameters(index, request) for index, request in enumerate(requests)]
         prompts = [prompt_of(request, self._image_token) for request in requests]

@@ -1,4 +1,4 @@
-"""Every causal architecture of transformers is computed as docs/models.md says; test_layouts.py has each kind."""
+"""Every causal architecture of transformers is computed as in docs/reference/models.md; each kind: test_layouts.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.architectures import examine
 
 pytestmark = [pytest.mark.endurance("architectures"), pytest.mark.slow("the largest are hundreds of modules")]
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/models.md"
 LAYOUTS = dict(re.findall(r"^\| ([\w-]+) \| \w+ \| ([^|]+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/settings.md match the models."""
+"""The tables of docs/reference/settings.md match the models."""
 
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ from rlhf_core.recipe.loading import load_recipe
 from rlhf_core.recipe.settings_page import BEGIN, END, rewrite, undescribed
 
 DOCS = Path(__file__).parents[3] / "docs"
-SETTINGS = DOCS / "settings.md"
+SETTINGS = DOCS / "reference/settings.md"
 
 reference = cache(settings_page.reference)
 
@@ -23,7 +23,7 @@ def row(section: str, key: str) -> str:
 
 def test_the_documentation_has_every_setting_as_it_is() -> None:
     text = SETTINGS.read_text(encoding="utf-8")
-    assert rewrite(text) == text, f"run: python -m rlhf_core.recipe.settings_page docs/{SETTINGS.name}"
+    assert rewrite(text) == text, f"run: python -m rlhf_core.recipe.settings_page docs/reference/{SETTINGS.name}"
 
 
 def test_every_setting_says_what_it_means() -> None:
@@ -67,6 +67,6 @@ def test_a_text_without_marks_is_refused() -> None:
 
 
 def test_the_example_is_a_recipe(tmp_path: Path) -> None:
-    example = (DOCS / "recipes.md").read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
+    example = (DOCS / "guides/recipes.md").read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
     (tmp_path / "greetings.yaml").write_text(example, encoding="utf-8")
     assert load_recipe(str(tmp_path / "greetings.yaml")).recipe.name == "greetings"

@@ -53,7 +53,7 @@ def test_every_variable_that_the_code_reads_is_declared() -> None:
 
 
 def test_every_variable_is_documented() -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))
+    text = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").rglob("*.md")))
     assert {name for name in {*VARIABLES} - OWN if f"{name}" not in text} == set()
 
 

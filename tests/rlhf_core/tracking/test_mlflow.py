@@ -1,4 +1,4 @@
-"""Metrics at an MLflow server: a stand-in of its REST API, which can be away. docs/tracking.md tells of a real one."""
+"""Metrics at an MLflow server: a stand-in of its REST API, which can be away; docs/operate/tracking.md: a real one."""
 
 from __future__ import annotations
 

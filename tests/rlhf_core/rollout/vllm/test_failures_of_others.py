@@ -1,6 +1,6 @@
 """Ways in which engines of other systems sampled with wrong weights, planted in ours: the proof finds each.
 
-docs/proof.md lists the reports.
+docs/design/proof.md lists the reports.
 """
 
 from __future__ import annotations
