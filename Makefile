@@ -11,9 +11,12 @@ MUTATIONS := tests/rlhf_core/recipe/test_recipe_property.py tests/rlhf_core/pref
 # need no .venv.
 CHECKS_PYTHON = $(if $(KIT),PYTHONPATH=$(KIT)/site $(PYTHON),$(BIN)/python)
 
+# The extra `docs` of pyproject.toml.
+DOCS_PACKAGES = $$(sed -n 's/^docs = \[\(.*\)\].*/\1/p' pyproject.toml | tr -d '"')
+
 PYTEST := $(QUICK) $(BIN)/python -m pytest
 
-.PHONY: help setup demo unit test test-all endurance durations two-nodes slurm chaos mutations mutants rl-matrix kit kit-site gpu-checks check fast format lint types up status down
+.PHONY: help setup docs demo unit test test-all endurance durations two-nodes slurm chaos mutations mutants rl-matrix kit kit-site gpu-checks check fast format lint types up status down
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -70,6 +73,10 @@ gpu-checks: $(if $(KIT),kit-site,setup)  ## what one GPU computes, against float
 kit-site:
 	@wheels=$$($(PYTHON) -m deployments.kit_folder $(KIT) $(KIT)/joined) && \
 		$(PYTHON) -m pip install -q --no-index --no-deps --no-compile --upgrade --target $(KIT)/site $$wheels
+
+docs:  ## build the documentation's site into build/site, strictly; its packages come into .venv-docs
+	@test -x .venv-docs/bin/mkdocs || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install -q $(DOCS_PACKAGES); }
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build -q --strict
 
 check: lint types unit  ## what the pre-commit hook runs: format, lint, types, unit tests
 
