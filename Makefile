@@ -16,7 +16,7 @@ DOCS_PACKAGES = $$(sed -n 's/^docs = \[\(.*\)\].*/\1/p' pyproject.toml | tr -d '
 
 PYTEST := $(QUICK) $(BIN)/python -m pytest
 
-.PHONY: help setup docs demo unit test test-all endurance durations two-nodes slurm chaos mutations mutants rl-matrix kit kit-site gpu-checks check fast format lint types up status down
+.PHONY: help setup pages docs demo unit test test-all endurance durations two-nodes slurm chaos mutations mutants rl-matrix kit kit-site gpu-checks check fast format lint types up status down
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -73,6 +73,10 @@ gpu-checks: $(if $(KIT),kit-site,setup)  ## what one GPU computes, against float
 kit-site:
 	@wheels=$$($(PYTHON) -m deployments.kit_folder $(KIT) $(KIT)/joined) && \
 		$(PYTHON) -m pip install -q --no-index --no-deps --no-compile --upgrade --target $(KIT)/site $$wheels
+
+pages: setup  ## write the generated pages of docs/reference again: settings, commands, Python API, licences
+	@$(BIN)/python -m rlhf_core.recipe.settings_page docs/reference/settings.md
+	@for page in commands api licences; do $(BIN)/python -m deployments.pages.$$page docs/reference/$$page.md || exit 1; done
 
 docs:  ## build the documentation's site into build/site, strictly; its packages come into .venv-docs
 	@test -x .venv-docs/bin/mkdocs || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install -q $(DOCS_PACKAGES); }
