@@ -2,7 +2,7 @@
 
 No cluster was measured. The formulas are in benchmarks/step_model.py; benchmarks.simulate_here compares them with runs
 on one machine. Peaks are those of NVIDIA's data sheets; shares of them are measured on one H200
-(docs/reference/benchmarks.md#on-one-gpu) or assumed, and printed with the table. `--set NAME=VALUE` replaces a figure.
+(docs/lab/2026-11-27.md#on-one-gpu) or assumed, and printed with the table. `--set NAME=VALUE` replaces a figure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHAPES = MappingProxyType(
 _MEASURED = {  # on one H200: share of the peak by GRPO's update (tree) and by RL with a reference; moving a trainer
     "training": 0.111, "scoring": 0.103, "host": 42e9,
 }  # fmt: skip
-_DRIVER = {"driver": 7.20 / 16.4e6}  # docs/reference/benchmarks.md#the-driver-of-a-step, GRPO, one core
+_DRIVER = {"driver": 7.20 / 16.4e6}  # docs/lab/2026-11-28.md#the-driver-of-a-step, GRPO, one core
 _ASSUMED = {
     "store": 2e9, "publish": 4e9, "prefill": 0.4, "decoding": 0.4, "reading": 0.6, "optimizer": 0.7, "links": 0.8,
     "link_latency": 1e-6, "network_latency": 5e-6, "engine_step": 0.015, "request": 2e-4, "call": 0.05,
