@@ -27,6 +27,7 @@ ROWS: Mapping[str, Any] = {
     "text": {"text": "Two and two are four."},
     "conversations": {"prompt": QUESTION, "completion": "four"},
     "preferences": {"prompt": QUESTION, "chosen": "four", "rejected": "five"},
+    "unpaired": {"prompt": QUESTION, "completion": "four", "label": True},
     "stepwise": {"prompt": QUESTION, "steps": ["two", "four"], "labels": [False, True]},
     "completions": {"prompt": QUESTION, "completions": ["four", "five"]},
     "prompts": {
@@ -42,7 +43,7 @@ ROWS: Mapping[str, Any] = {
 FORMAT_OF = {"pretrain": "text", "sft": "conversations", "reward_model": "preferences", "preference": "preferences",
              "logprobs": "preferences", "distillation": "conversations", "top_logprobs": "conversations",
              "process_reward_model": "stepwise", "pairs": "completions", "conditional": "completions",
-             "score": "completions"}  # fmt: skip
+             "score": "completions", "kto": "unpaired"}  # fmt: skip
 # What the parts of recipes on the pages are parts of; a page writes `…` where it leaves settings out.
 REST: Mapping[str, Any] = YAML(typ="safe", pure=True).load("""
 base: {source: {type: folder, path: model}}
@@ -70,6 +71,7 @@ FURTHER: Mapping[str, Any] = {
     "conditional": {},
     "conditional_prompts": {"dataset": "questions"},
     "preference": REST["sft"],
+    "kto": REST["sft"],
     "process_reward_model": REST["sft"],
     "logprobs": {"dataset": "pairs", "max_length": 64},
     "distillation": REST["sft"],
@@ -146,7 +148,7 @@ def makes_dataset(stages: Mapping[str, Any], name: str) -> bool:
 
 
 def rest_of(name: str, stage: dict[str, Any]) -> dict[str, Any]:
-    return dict(REST.get(name) or (REST | FURTHER)[stage["stage"]])
+    return dict(REST.get(name) or (REST | FURTHER)[stage.get("stage", name)])
 
 
 def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,6 +254,13 @@ def test_links_lead_somewhere() -> None:
             if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert not broken
+
+
+def test_no_line_of_what_users_read_first_is_longer_than_200_characters() -> None:
+    pages = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs/tutorials", ROOT / "docs/guides")]
+    assert len(pages) > 20
+    lines = [(page, n, line) for page in pages for n, line in enumerate(page.read_text("utf-8").splitlines(), 1)]
+    assert [f"{page.relative_to(ROOT)}:{n}" for page, n, line in lines if len(line) > 200] == []
 
 
 def anchors(page: Path) -> set[str]:

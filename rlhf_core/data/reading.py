@@ -22,7 +22,7 @@ from rlhf_core.errors import StageError
 DATA_FILE = "data.arrow"
 INFO_FILE = "info.json"
 IMAGES_FOLDER = "images"  # there are some: a file for each, called by its SHA-256
-NO_IMAGES = "give it rows without images, or take a stage that reads them (docs/guides/recipes.md)"
+NO_IMAGES = "give it rows without images, or take a stage that reads them (docs/guides/vision.md)"
 _OLD_DATA_FILE = "data.jsonl"  # of dataset artifacts before version 7 of the stage: a row a line
 
 

@@ -223,7 +223,7 @@ def _require_text(fields: Mapping[str, Any], place: str) -> None:
             rest = "" if place else f", or leave it out by `columns: {{unused: {name}}}`"
             raise RowError(
                 f"`{place}{name}` goes with the text, but rows have text alone, and in `conversations`, `prompts` and "
-                f"`preferences` images (docs/guides/recipes.md says where): take such rows out{rest}",
+                f"`preferences` images (docs/guides/vision.md says where): take such rows out{rest}",
                 f"`{name}` goes with the text",
             )
 
