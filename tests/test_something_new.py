@@ -1,6 +1,6 @@
 """Where something new goes: one new file, its config, one line in a table. The example plugin has one of each kind.
 
-`docs/design/architecture.md` has the list that this follows.
+`docs/design/extending.md` has the list that this follows.
 """
 
 from __future__ import annotations
