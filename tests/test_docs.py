@@ -269,6 +269,30 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+COMMAND = re.compile(r"(?:^|`)(?:\$ )?alignment ([a-z][a-z-]+)((?: [^`#\n]*)?)", re.MULTILINE)
+
+
+def test_every_command_and_option_that_a_page_names_exists() -> None:
+    import typer
+
+    from deployments.cli.main import app
+
+    group: Any = typer.main.get_command(app)
+    named = [(page, *found.groups()) for page in PAGES + OTHERS for found in COMMAND.finditer(page.read_text("utf-8"))]
+    assert len(named) > 300
+    wrong = []
+    for page, name, rest in named:
+        command = group.commands.get(name)
+        options = set(re.findall(r"(?<=\s)--[a-z][a-z-]+", rest))
+        if hasattr(command, "commands"):  # of a group, the options of all
+            known = {opt for each in command.commands.values() for parameter in each.params for opt in parameter.opts}
+        else:
+            known = {opt for parameter in command.params for opt in parameter.opts} if command else set()
+        if command is None or not options <= known | {"--help"}:
+            wrong.append(f"{page.relative_to(ROOT)}: alignment {name} {' '.join(sorted(options - known))}")
+    assert wrong == []
+
+
 def test_every_folder_of_code_is_in_the_table_of_folders() -> None:
     page = (ROOT / "docs/design/folders.md").read_text(encoding="utf-8")
     table = page.partition("## Folders\n")[2].partition("\n## ")[0]
