@@ -212,8 +212,8 @@ def lines(form: str, first: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("method", Method)
-def test_the_page_for_newcomers_shows_what_init_writes(method: Method, tmp_path: Path) -> None:
-    page = (ROOT / "docs/tutorials/quickstart.md").read_text()
+def test_the_tutorials_show_what_init_writes(method: Method, tmp_path: Path) -> None:
+    page = "".join(page.read_text("utf-8") for page in sorted((ROOT / "docs/tutorials").glob("*.md")))
     values = recipe_values("Qwen/Qwen2.5-0.5B-Instruct", tmp_path)
     recipe = filled((STARTERS / method / RECIPE_FILE).read_text(), values)
     assert recipe.replace('"Qwen/Qwen2.5-0.5B-Instruct"', "Qwen/Qwen2.5-0.5B-Instruct") in page
