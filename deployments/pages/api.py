@@ -106,12 +106,16 @@ def _stub(node: _Definition, lines: list[str]) -> Iterator[str]:
     fields = [inner for inner in node.body[1:] if isinstance(inner, ast.AnnAssign | ast.Assign)]
     if documented and fields:
         yield ""
+    empty = not documented  # nothing of the class is there but its first line
     for inner in node.body[documented:]:
         if isinstance(inner, ast.AnnAssign | ast.Assign) and not lines[inner.lineno - 1].lstrip().startswith("_"):
             yield from lines[inner.lineno - 1 : inner.end_lineno]
+            empty = False
         elif isinstance(inner, _Definition) and _is_public(inner):
-            yield ""
+            if not empty:
+                yield ""
             yield from _stub(inner, lines)
+            empty = False
 
 
 def main(arguments: list[str]) -> None:
