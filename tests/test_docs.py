@@ -278,7 +278,9 @@ def test_every_command_and_option_that_a_page_names_exists() -> None:
     from deployments.cli.main import app
 
     group: Any = typer.main.get_command(app)
-    named = [(page, *found.groups()) for page in PAGES + OTHERS for found in COMMAND.finditer(page.read_text("utf-8"))]
+    named = [
+        (page, found[1], found[2]) for page in PAGES + OTHERS for found in COMMAND.finditer(page.read_text("utf-8"))
+    ]
     assert len(named) > 300
     wrong = []
     for page, name, rest in named:
