@@ -14,7 +14,7 @@ from rlhf_core.preflight.stages.context import CheckContext, Note
 from rlhf_core.preflight.stages.hints import hint_problem
 from rlhf_core.preflight.stages.trained import adapter_problems, engine_problems, few_rows
 
-_BYTES_PER_LOGGED_TOKEN = 26  # compressed: its text, and six numbers; docs/ui.md has the measurement
+_BYTES_PER_LOGGED_TOKEN = 26  # compressed: its text, and six numbers; docs/operate/ui.md has the measurement
 _LEAST_SIZE = 1e6
 
 
