@@ -62,4 +62,7 @@ def test_the_logs_of_a_run_while_it_runs_and_afterwards() -> None:
     assert lines("sft/10c510") == stored
     gone = CliRunner().invoke(app, ["logs", "run-of-another-cluster"])
     assert gone.exit_code == 1
-    assert "has no job of `run-of-another-cluster`: its stages were reused and had none, or the cluster" in gone.stderr
+    assert (
+        "has no job of `run-of-another-cluster`, and the store no log: its stages were reused and had none"
+        in gone.stderr
+    )

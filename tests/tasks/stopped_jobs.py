@@ -88,7 +88,10 @@ class Run:
         environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
         request = JobRequest(store.url, "sft", key, command, environment, {}, cpus=0.0)
         follower = Follower(store, request.id_prefix, "run")
-        _compute(request, jobs, watcher, follower, lambda: _times_stuck(store, self._spec.ref) <= self._restarts)
+        _compute(
+            request, jobs, watcher, follower,
+            may_restart=lambda: _times_stuck(store, self._spec.ref) <= self._restarts, keep_log=lambda job_id: None,
+        )  # fmt: skip
 
     @property
     def attempts(self) -> list[Attempt]:

@@ -66,9 +66,9 @@ def test_the_page_of_a_stage_draws_them_once(tmp_path: Path) -> None:
         store.put(uses_path(RL, AT, "a"), attempt(0, job=None).model_dump_json().encode())
         store.put(f"{RL.path}/live/metrics.jsonl", b'{"step": 0, "reward": 1}\n{"step": 1, "reward": 2}\n')
         page = browser.get("/runs/live/rl").text
-    found = [json.loads(each.replace("&#34;", '"')) for each in re.findall(r'data-charts="([^"]*)"', page)]
+    found = [json.loads(each) for each in re.findall(r"data-charts='([^']*)'", page)]
     assert [[chart["title"] for chart in each["charts"]] for each in found] == [
-        ["reward"], ["cores in use", "memory, GiB"]
+        ["reward and KL"], ["cores in use", "memory, GiB"]
     ]  # fmt: skip
     assert page.count("/static/charts.js") == 1
     assert page.index("charts.js") > page.rindex("data-charts")
