@@ -16,7 +16,7 @@ DOCS_PACKAGES = $$(sed -n 's/^docs = \[\(.*\)\].*/\1/p' pyproject.toml | tr -d '
 
 PYTEST := $(QUICK) $(BIN)/python -m pytest
 
-.PHONY: help setup pages docs demo unit test test-all endurance durations two-nodes slurm chaos mutations mutants rl-matrix kit kit-site gpu-checks check fast format lint types up status down
+.PHONY: help setup pages docs demo unit test test-all endurance durations two-nodes slurm chaos kills orchestrators mutations mutants rl-matrix kit kit-site gpu-checks check fast format lint types up status down
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -51,6 +51,12 @@ slurm: setup  ## a recipe on a Slurm of two nodes that reaches its time limit an
 
 chaos: setup  ## every part of a run is killed once, as in the tests, and a loop has twenty rounds; CHAOS_ROUNDS=50
 	@CHAOS_ROUNDS=$(or $(CHAOS_ROUNDS),20) $(QUICK) $(BIN)/python -m pytest -q tests/chaos
+
+kills: setup  ## any part of a graph, a loop and an agent is killed or frozen at random moments; KILLS=100 SEED=0
+	@$(QUICK) $(BIN)/python -m tests.kills --kills $(or $(KILLS),100) --seed $(or $(SEED),0)
+
+orchestrators: setup  ## two orchestrators run one recipe at the same time, a hundred times; ROUNDS=100 SEED=0
+	@$(QUICK) $(BIN)/python -m tests.kills.orchestrators --rounds $(or $(ROUNDS),100) --seed $(or $(SEED),0)
 
 mutations: setup  ## mutated recipes, rows and model folders through what `alignment plan` does; ALIGNMENT_EXAMPLES=5000
 	@ALIGNMENT_EXAMPLES=$(or $(ALIGNMENT_EXAMPLES),3000) $(QUICK) $(BIN)/python -m pytest -q -n 2 $(MUTATIONS)
