@@ -125,7 +125,7 @@ def whole(ray_cluster: None, inputs: dict[str, Input], tmp_path_factory: pytest.
 
 def _require_near(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     assert weights.keys() == expected.keys()
-    assert max((weights[name] - expected[name]).abs().max().item() for name in weights) < 1e-5
+    assert all((weights[name] - expected[name]).abs().max() < 1e-5 for name in weights)
 
 
 def _require_near_metrics(logs: Sequence[Any], expected: Sequence[Any]) -> None:
