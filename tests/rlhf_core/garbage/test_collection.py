@@ -22,7 +22,7 @@ from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
-from rlhf_core.artifacts.promotion import approve, propose, reject
+from rlhf_core.artifacts.promotion import approve, promote, propose, reject
 from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path, manifest_path
 from rlhf_core.artifacts.resources import uses_path
@@ -139,7 +139,9 @@ def test_what_the_history_of_a_model_and_its_decisions_refer_to_stays(
     local: ArtifactRepository, tmp_path: Path
 ) -> None:
     store = local.store
-    made = {name: published(local, tmp_path / name, name).ref for name in ("first", "second", "third", "rejected")}
+    made = {
+        name: published(local, tmp_path / name, name).ref for name in ("first", "second", "third", "fourth", "rejected")
+    }
     person = Evidence(approved_by="eve")
     move_alias(store, "bot", "champion", made["first"], by="a", reason="the first", evidence=person)
     for name in ("second", "rejected"):
@@ -147,14 +149,17 @@ def test_what_the_history_of_a_model_and_its_decisions_refer_to_stays(
         propose(store, "bot", passed, by="run")
         if name == "second":
             approve(store, "bot", by="a", approved_by="eve", reason="read them")
+    # No decision refers to this gate, the move alone.
+    propose(store, "bot", gate(local, tmp_path / "gate of fourth", made["fourth"], made["second"]), by="run")
+    promote(store, "bot", by="a", reason="better")
     store.delete("aliases/bot/candidate.json")  # and its history: the decision alone remains
     for path in store.list("registry/bot/moves/candidate/"):
         store.delete(path)
     move_alias(store, "bot", "champion", made["third"], by="a", reason="by hand", evidence=person)
     move_alias(store, "bot", "champion", made["third"], by="a", reason="again", evidence=person)
-    assert names(local) == {*made, "gate of second", "gate of rejected"}
+    assert names(local) == {*made, "gate of second", "gate of fourth", "gate of rejected"}
     assert collected(store) == 3, "two manifests and a blob: the gates share theirs"
-    assert names(local) == {"first", "second", "third", "gate of second"}
+    assert names(local) == {"first", "second", "third", "fourth", "gate of second", "gate of fourth"}
 
 
 def test_a_rejected_candidate_stays_with_its_gate(local: ArtifactRepository, tmp_path: Path) -> None:
