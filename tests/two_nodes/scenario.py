@@ -1,4 +1,4 @@
-"""RL on two Ray nodes that share no file system: a rank and an engine on each; an engine is killed, the job resumed."""
+"""RL on two Ray nodes that share no file system: a rank and an engine on each; a rank is killed, the job resumed."""
 
 from __future__ import annotations
 
@@ -175,21 +175,21 @@ class Run:
 
 
 def disturbed(run: Run, nodes: Nodes) -> dict[str, Any]:
-    """The run, one engine of which dies after a checkpoint; then its job is submitted again."""
+    """The run, one rank of which dies after a checkpoint; then its job is submitted again."""
     job = run.submit()
     deadline = time.monotonic() + SECONDS
     while run.checkpoints.newest_step() is None:
         assert time.monotonic() < deadline, "no checkpoint"
         time.sleep(0.5)
     placed = {machine.name: len(machine.processes("EngineActor")) for machine in (nodes.head, nodes.other)}
-    (engine,) = nodes.other.processes("EngineActor")
-    engine.kill()
+    (rank,) = nodes.other.processes("_Rank")
+    rank.kill()
     try:
         run.follow(job)
     except JobEndedError as error:
         reason = str(error)
     else:
-        raise AssertionError("the job succeeded although one of its engines was killed")
+        raise AssertionError("the job succeeded although one of its ranks was killed")
     step, manifest = run.checkpoints.newest_step(), run.manifest
     assert manifest is None
     log = run.follow(run.submit())
@@ -210,7 +210,7 @@ def play(folder: Path) -> dict[str, Any]:
         whole, killed = (Run(jobs, f"s3://runs/{name}", inputs, recipe) for name in ("whole", "killed"))
         print("a run that nothing disturbs", flush=True)
         whole.follow(whole.submit())
-        print("a run whose engine is killed after a checkpoint", flush=True)
+        print("a run whose rank is killed after a checkpoint", flush=True)
         found = disturbed(killed, nodes)
         runs = [results(run.repository, run.manifest, folder / "cache") for run in (whole, killed)]
         return {
