@@ -66,7 +66,7 @@ def test_a_job_whose_node_is_drained_resumes_on_the_other() -> None:
 def test_rl_on_two_nodes_is_killed_and_resumed() -> None:
     found = in_a_rack(SCENARIO)
     assert found["engines"] == {"head": 1, "other": 1}
-    assert re.search(r"\bengine [01] died in", found["reason"])
+    assert re.search(r"\brank [01] (?:died in|failed)", found["reason"])
     assert f"resumes after step {found['checkpoint']}" in found["phases"]
     assert 1 <= found["checkpoint"] < 5
     # Rank 0's node is not the driver's: what it saved has come to the driver.
