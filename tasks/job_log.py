@@ -51,17 +51,19 @@ class JobLog:
         except queue.Empty:
             return
 
-    def finish(self, whole_log: Callable[[], str], *, settled: bool) -> None:
-        """Deliver the rest from the whole log, when the job has ended.
+    def finish(self, whole_log: Callable[[], str], *, settled: bool) -> str:
+        """Deliver the rest from the whole log, when the job has ended; return that.
 
         The reader is not waited for: Ray polls for new lines once a second, and for the job's end a second later.
         settled: the log has its last line; else it is read until it has stopped growing.
         """
         self._follower.stop()
         self.deliver(wait_seconds=0.0)
-        self._feed((whole_log() if settled else _settled(whole_log))[self._seen :])
+        log = whole_log() if settled else _settled(whole_log)
+        self._feed(log[self._seen :])
         if self._unfinished:
             self._feed("\n")
+        return log
 
     def close(self) -> None:
         self._follower.stop()

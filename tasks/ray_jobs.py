@@ -145,10 +145,11 @@ class RayJobs:
                 continue
             return job_id, False
 
-    def follow(self, job_id: str, watcher: JobWatcher) -> None:
+    def follow(self, job_id: str, watcher: JobWatcher, keep_log: Callable[[str], None] = lambda log: None) -> None:
         """Follow the job until it succeeds; its lines and its progress are passed to `watcher` as they come.
 
-        A job that a busy cluster has no room for is waited for as long as it takes.
+        A job that a busy cluster has no room for is waited for as long as it takes. keep_log: gets the whole log once
+        the job has ended, however it did.
         Raises JobEndedError if it ends otherwise or is lost, its subclass JobNotStartedError if Ray gave it up before
         its start, and JobCancelledError if `watcher` cancels; then it still has to be stopped.
         """
@@ -168,7 +169,7 @@ class RayJobs:
                     watcher.progress(Progress(0, 0, "waiting for Ray, which has no room for the job", {}, None))
             whole_log = partial(self._call, partial(self._client.get_job_logs, job_id))
             # A process that ended well has written all its lines; one that was killed may have children that still do.
-            log.finish(whole_log, settled=details.status == JobStatus.SUCCEEDED)
+            keep_log(log.finish(whole_log, settled=details.status == JobStatus.SUCCEEDED))
         finally:
             log.close()
         require_success(job_id, details, log, self.where_is_the_log(job_id))

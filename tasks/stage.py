@@ -7,7 +7,9 @@ import shlex
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Protocol
 
@@ -66,7 +68,7 @@ def run_stage(
         follower = Follower(repository.store, request.id_prefix, settings.run_id)
         _compute(
             request, jobs, watcher, follower, may_restart=lambda: _times_stuck(repository.store, node.ref) <= restarts,
-            keep_log=lambda job_id: write_log(repository.store, node.ref, job_id, jobs.log(job_id)),
+            keep_log=partial(write_log, repository.store, node.ref),
         )  # fmt: skip
     except StageError as error:
         raise type(error)(f"{node.name}: {error}") from error
@@ -110,9 +112,9 @@ def _compute(
     follower: Follower,
     *,
     may_restart: Callable[[], bool],
-    keep_log: Callable[[str], None],
+    keep_log: Callable[[str, str], None],
 ) -> None:
-    """may_restart: asked for a job that has hung. keep_log: called when a job has ended, or is no longer followed."""
+    """may_restart: asked for a job that has hung. keep_log: gets the id and the log of each job that has ended."""
     with follower:
         stopped = follower.join()
         if stopped:
@@ -125,7 +127,7 @@ def _compute(
                 raise
             try:
                 watcher.submitted(job_id, attached)
-                jobs.follow(job_id, watcher)
+                jobs.follow(job_id, watcher, partial(_try_to_keep, keep_log, watcher, job_id))
             except (JobNotStartedError, JobPreemptedError, JobStuckError) as error:
                 if isinstance(error, JobStuckError):
                     watcher.stuck(str(error))
@@ -140,18 +142,18 @@ def _compute(
             except (StageError, KeyboardInterrupt):  # cancelled
                 if follower.leave_and_stop(job_id):
                     jobs.stop(job_id)
+                    with suppress(StageError):  # its log is lost: what is raised is the cancellation
+                        _try_to_keep(keep_log, watcher, job_id, jobs.log(job_id))
                 raise
-            finally:
-                _try_to_keep(job_id, keep_log, watcher)
             follower.leave()
             return
 
 
-def _try_to_keep(job_id: str, keep_log: Callable[[str], None], watcher: StageWatcher) -> None:
-    """Keep the log of a job, unless it is lost with its cluster, or the store fails: the result is there without it."""
+def _try_to_keep(keep_log: Callable[[str, str], None], watcher: StageWatcher, job_id: str, log: str) -> None:
+    """Keep the log of a job, unless the store fails: the result is there without it."""
     try:
-        keep_log(job_id)
-    except (StageError, StoreError) as error:
+        keep_log(job_id, log)
+    except StoreError as error:
         watcher.line(f"the log of the job {job_id} is not in the store: {error}")
 
 

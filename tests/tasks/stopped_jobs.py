@@ -90,7 +90,8 @@ class Run:
         follower = Follower(store, request.id_prefix, "run")
         _compute(
             request, jobs, watcher, follower,
-            may_restart=lambda: _times_stuck(store, self._spec.ref) <= self._restarts, keep_log=lambda job_id: None,
+            may_restart=lambda: _times_stuck(store, self._spec.ref) <= self._restarts,
+            keep_log=lambda job_id, log: None,
         )  # fmt: skip
 
     @property

@@ -182,7 +182,7 @@ def test_a_job_that_was_stopped_on_an_earlier_cluster_is_submitted_again(jobs: R
     assert cancelled.leave_and_stop(before)
     runs = {name: (Watcher(), Follower(store, request.id_prefix, name)) for name in ("one", "two")}
     with ThreadPoolExecutor() as threads:
-        compute = partial(_compute, may_restart=lambda: False, keep_log=lambda job_id: None)
+        compute = partial(_compute, may_restart=lambda: False, keep_log=lambda job_id, log: None)
         computed = [threads.submit(compute, request, jobs, *run) for run in runs.values()]
         assert [one.result() for one in computed] == [None, None]
     assert {job for watcher, _ in runs.values() for job, _ in watcher.jobs} == {f"{request.id_prefix}2"}
@@ -213,14 +213,21 @@ def test_a_job_that_ends_itself_to_resume_is_submitted_again(
     )
     request, watcher = python(code, f"d{jobs_of_it}"), Watcher()
     follower = Follower(LocalStore(tmp_path / "store"), request.id_prefix, "run")
-    may_restart, kept = iter([True, False]).__next__, list[str]()
+    may_restart, kept = iter([True, False]).__next__, dict[str, str]()
     if kind == "PreemptedError":
-        _compute(request, jobs, watcher, follower, may_restart=may_restart, keep_log=kept.append)
+        _compute(request, jobs, watcher, follower, may_restart=may_restart, keep_log=kept.__setitem__)
     else:
         with pytest.raises(JobEndedError, match=f"^{kind}: not now; full log: "):
-            _compute(request, jobs, watcher, follower, may_restart=may_restart, keep_log=kept.append)
+            _compute(
+                request,
+                jobs,
+                watcher,
+                follower,
+                may_restart=may_restart,
+                keep_log=kept.__setitem__,
+            )
     assert len(kept) == jobs_of_it
-    assert kept == [job_id for job_id, _ in watcher.jobs]
+    assert list(kept) == [job_id for job_id, _ in watcher.jobs]
     assert len(watcher.stuck_for) == (2 if kind == "StuckError" else 0)
 
 
@@ -246,7 +253,7 @@ def wait_for_nodes_that_have_not_joined_yet(head: Service, address: str, folder:
     with pytest.raises(JobEndedError, match=r"^no node of the Ray cluster at http.* has had a CPU for 1 s: see"):
         _compute(
             request, RayJobs(_Client(address), patience=1.0), watcher, follower,
-            may_restart=lambda: False, keep_log=lambda job_id: None,
+            may_restart=lambda: False, keep_log=lambda job_id, log: None,
         )  # fmt: skip
     assert not follower._update(lambda record: record).expires_at
     assert [progress.phase for progress in watcher.seen] == [STARTING]
@@ -283,7 +290,7 @@ def wait_for_room(address: str, folder: Path) -> None:
     waits = python("print('at last')", "g2")
     _compute(
         waits, jobs, watcher, Follower(LocalStore(folder / "store"), waits.id_prefix, "run"),
-        may_restart=lambda: False, keep_log=lambda job_id: None,
+        may_restart=lambda: False, keep_log=lambda job_id, log: None,
     )  # fmt: skip
     assert watcher.seen[0].phase == "waiting for Ray, which has no room for the job"
     given_up = f"Ray has had no room for the job {waits.id_prefix}1 and has given it up: submitting it again"
