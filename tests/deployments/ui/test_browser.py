@@ -5,12 +5,11 @@ Needs the `chromium` of the system, as `apt-get install chromium` brings it.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 from deployments.ui.demo import write_demo
 from deployments.ui.demo_run import RUN_ID, write_demo_run
@@ -20,13 +19,12 @@ from deployments.ui.server import application
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.system.network import listening
+from tests.deployments.ui.chromium import DEVICES, NEEDS_CHROMIUM, click_chart, new_page, require_fits
 from tests.deployments.ui.served import served
-
-CHROMIUM = shutil.which("chromium")
 
 pytestmark = [
     pytest.mark.endurance("two-nodes"),
-    pytest.mark.skipif(CHROMIUM is None, reason="this machine has no `chromium`: apt-get install chromium"),
+    NEEDS_CHROMIUM,
 ]
 
 TOKEN = "secret"
@@ -42,33 +40,12 @@ def url(tmp_path: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/?token={TOKEN}"
 
 
-@pytest.fixture(params=["desktop", "phone in the dark"])
+@pytest.fixture(params=DEVICES)
 def page(url: str, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """The list of runs. Whatever the browser complains about fails the test."""
-    is_phone = request.param != "desktop"
-    size = {"width": 390, "height": 844} if is_phone else {"width": 1280, "height": 900}
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport=size, color_scheme="dark" if is_phone else "light")  # type: ignore[arg-type]
-        complaints: list[str] = []
-        page.on("console", lambda line: complaints.append(line.text) if line.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
+    """The list of runs."""
+    with new_page(request.param) as page:
         page.goto(url)
         yield page
-        assert complaints == []
-        require_fits(page)
-        browser.close()
-
-
-def require_fits(page: Page) -> None:
-    assert page.viewport_size is not None
-    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
-
-
-def click_chart(page: Page, title: str, across: float) -> None:
-    box = page.locator(f'.charts > div[data-title="{title}"]').bounding_box()
-    assert box is not None
-    page.mouse.click(box["x"] + box["width"] * across, box["y"] + box["height"] * 0.6)
 
 
 def test_from_a_curve_to_a_token(page: Page) -> None:
