@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -13,7 +13,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from rlhf_core.errors import one_line, shortened
 
-KEY = "progress"
+_KEY = "progress"
 _SECONDS = 1.0  # between two updates of the artifact
 _LONGEST = 1000  # characters of a line: the reason of a failure
 _LINE = re.compile(r"\*\*(?P<node>.+?)\*\* (?P<percent>[0-9.]+) % · (?P<text>.*)")
@@ -29,13 +29,12 @@ class StageProgress:
 class RunProgress:
     """Progress of the stages of a flow run, which its tasks report from their threads."""
 
-    def __init__(self, nodes: Iterable[str], clock: Callable[[], float] = time.monotonic):
+    def __init__(self, nodes: Iterable[str]):
         """Create the artifact. Must be called in the flow, whose page shows it then."""
         self._stages: dict[str, StageProgress | None] = dict.fromkeys(nodes)
-        self._clock = clock
         self._lock = threading.Lock()
-        self._shown_at, self._changed = clock(), False
-        artifact_id = create_progress_artifact(0.0, key=KEY, description="no stage has begun")
+        self._shown_at, self._changed = time.monotonic(), False
+        artifact_id = create_progress_artifact(0.0, key=_KEY, description="no stage has begun")
         assert isinstance(artifact_id, UUID), "synchronous, since no event loop runs in the flow's thread"
         self._artifact = artifact_id
 
@@ -49,9 +48,9 @@ class RunProgress:
     def refresh(self, *, now: bool = False) -> None:
         """Show what has been reported, at most once a second unless `now`."""
         with self._lock:
-            if not self._changed or not (now or self._clock() - self._shown_at >= _SECONDS):
+            if not self._changed or not (now or time.monotonic() - self._shown_at >= _SECONDS):
                 return
-            self._shown_at, self._changed = self._clock(), False
+            self._shown_at, self._changed = time.monotonic(), False
             percent = sum(stage.percent for stage in self._stages.values() if stage) / len(self._stages)
             update_progress_artifact(self._artifact, percent, description=self._description())
 

@@ -1,4 +1,4 @@
-"""What this job's ranks and engines use, asked of each in a thread of its own, whatever it computes."""
+"""Resource use of this job's ranks and engines, which each reports from a thread of its own while it computes."""
 
 from __future__ import annotations
 

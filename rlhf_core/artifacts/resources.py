@@ -1,4 +1,4 @@
-"""What the processes of an attempt used over time: `<artifact>/resources/<start>-<id>.json`, a document per attempt.
+"""Resource use of an attempt's processes over time: `<artifact>/resources/<start>-<id>.json`, a document per attempt.
 
 They are beside the artifact and not in it: two jobs of one key may make equal files, and never use equal seconds.
 """

@@ -1,4 +1,4 @@
-"""What the rounds of a loop took, by the attempts at all that they were made of."""
+"""Costs of the rounds of a loop: the attempts at all that each was made of."""
 
 from __future__ import annotations
 

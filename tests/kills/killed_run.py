@@ -38,7 +38,7 @@ from tests.chaos.scenario import (
 )
 from tests.kills.recipes import CHECKPOINT_STEPS
 
-# Of the stack's, those that work on a run; a worker starts runs, and these have none.
+# Services of the stack that a run needs. No worker starts these runs.
 SERVICES = ("prefect", "ray", "s3", "warm")
 JOB_PARTS = {"driver": DRIVER, "supervisor": SUPERVISOR, "rank": RANK, "engine": ENGINE}
 LONGEST_PAUSE = 30.0  # seconds between two kills
@@ -48,7 +48,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Subject:
-    """What is run: a recipe once, or `rounds` rounds of a loop."""
+    """A recipe that is run once, or `rounds` rounds of a loop."""
 
     name: str
     recipe: str
@@ -57,7 +57,7 @@ class Subject:
 
     @property
     def code(self) -> str:
-        """What a process of the run computes."""
+        """Python code of a process of the run."""
         if self.rounds:
             return f"from flows.iterative_dpo import iterative_dpo; iterative_dpo({self.recipe!r})"
         return f"from flows.alignment import alignment; alignment({self.recipe!r})"

@@ -9,23 +9,18 @@ from typing import Any
 
 from deployments.stack.environment import RECIPES
 from tests.chaos.loop_recipe import write_loop_recipe
+from tests.chaos.recipe import FEW_ROWS
 
 # A frozen process is noticed after a minute, not after half an hour.
 _WATCHDOG = {"factor": 3, "minutes": 1}
 CHECKPOINT_STEPS = {"pretrain": 5, "sft": 5, "rl": 1}
 _CHECKPOINTS = {stage: {"checkpoint": {"every_steps": steps}} for stage, steps in CHECKPOINT_STEPS.items()}
-_DATA: dict[str, Any] = {
-    "text": {"source": {"options": {"words": 500, "others": 50}}},
-    "conversations": {"source": {"options": {"size": 500}}},
-    "prompts": {"source": {"options": {"size": 200}}},
-    "held_out": {"source": {"options": {"size": 50}}},
-}
 _TRAINING: dict[str, Any] = {
     "pretrain": {"max_steps": 20, "batch_size": 8, **_CHECKPOINTS["pretrain"]},
     "sft": {"batch_size": 8, "max_steps": 60, **_CHECKPOINTS["sft"]},
 }
 GRAPH: dict[str, Any] = {
-    "extends": "tiny", "name": "killed-graph", "watchdog": _WATCHDOG, "data": _DATA, **_TRAINING,
+    "extends": "tiny", "name": "killed-graph", "watchdog": _WATCHDOG, "data": FEW_ROWS, **_TRAINING,
     "rl": {"steps": 8, "prompts_per_step": 4, "rollout": {"cpu_cache_gib": 0.25}, **_CHECKPOINTS["rl"]},
     "sampled": {
         "stage": "generate", "dataset": "held_out", "model": "rl", "samples": 8,
@@ -34,7 +29,7 @@ GRAPH: dict[str, Any] = {
     "evaluation": {"samples": 4, "pass_at": [1, 4], "rollout": {"cpu_cache_gib": 0.25}},
 }  # fmt: skip
 AGENT: dict[str, Any] = {
-    "extends": "tiny-agent", "name": "killed-agent", "watchdog": _WATCHDOG, "data": _DATA, **_TRAINING,
+    "extends": "tiny-agent", "name": "killed-agent", "watchdog": _WATCHDOG, "data": FEW_ROWS, **_TRAINING,
     "rl": {"steps": 6, "prompts_per_step": 4, "rollout": {"cpu_cache_gib": 0.25}, **_CHECKPOINTS["rl"]},
     "evaluation": {"samples": 2, "pass_at": [1, 2], "rollout": {"cpu_cache_gib": 0.25}},
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a loop took: each round once, of whatever release, also what was given up or runs now."""
+"""Costs of a loop: each round once, of whatever release, also one that was given up or runs now."""
 
 from __future__ import annotations
 
