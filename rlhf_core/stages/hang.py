@@ -50,7 +50,7 @@ def watched(
             print(f"the end of this attempt could not be stored: {error}", flush=True)
         stop(reason)
 
-    settings = WatchdogConfig.model_validate(spec.watchdog)
+    settings: WatchdogConfig = WatchdogConfig.model_validate(spec.watchdog)
     with scratch_folder("stacks") as folder, WATCHDOG.watching(settings.factor, 60 * settings.minutes, hung):
         yield
 
