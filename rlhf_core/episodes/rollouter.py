@@ -50,7 +50,7 @@ class Rollouter:
         """config: of the engines. environments: none: an episode is the reply to its prompt. stream: plays all
         episodes, since it occupies the engines; none: engine calls play them. images: reads those of environments;
         none: these use text alone. replace_dead: starts engines that have died again, with the weights of the others;
-        none: all serve those that they start with. Not of a stream.
+        none: all serve those that they start with.
         """
         self._images = images
         self._replace_dead = replace_dead or engines.replace_dead
@@ -94,10 +94,9 @@ class Rollouter:
 
     def _played(self, starts: Sequence[Start], sampling: SamplingConfig, play: _Play[T]) -> list[T]:
         episodes = self._episodes(starts, sampling, play)
-        if self._stream is not None:
-            return self._stream.play(episodes)
+        play_all = self._played_by_calls if self._stream is None else self._stream.play
         return survive_dead_engines(
-            lambda: self._played_by_calls(episodes), self._replace_dead, f"{len(episodes)} episodes are played anew"
+            lambda: play_all(episodes), self._replace_dead, f"{len(episodes)} episodes are played anew"
         )
 
     def _played_by_calls(self, episodes: Sequence[Play[T]]) -> list[T]:

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from rlhf_core.episodes.engine_queue import EngineQueue
 from rlhf_core.episodes.rounds import Ask, Play
+from rlhf_core.errors import ActorDiedError
 from rlhf_core.rollout.engines import Engines
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ T = TypeVar("T")
 class Stream:
     """An event loop over all engines. Ends with its context.
 
-    The engines may load weights meanwhile. After an engine has failed, each call raises its error.
+    The engines may load weights meanwhile. After an engine has failed, calls raise its error until `replace_dead`.
     """
 
     def __init__(self, engines: Engines) -> None:
@@ -28,6 +29,7 @@ class Stream:
         self._stack = ExitStack()
         self._queues: list[EngineQueue] = []
         self._turns: Iterator[EngineQueue] = iter(())
+        self._threads: ThreadPoolExecutor
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._error: asyncio.Future[None]  # never done, but by the first error
@@ -35,14 +37,12 @@ class Stream:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._loop = stack.enter_context(asyncio.Runner()).get_loop()
-            threads = stack.enter_context(ThreadPoolExecutor(self._engines.size))
             thread = threading.Thread(target=self._loop.run_forever, name="episodes")
             thread.start()
             stack.callback(thread.join)
             stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
-            queues = [EngineQueue(self._engines, index, threads) for index in range(self._engines.size)]
-            self.call(self._begin(queues))
-            stack.callback(lambda: self.call(self._end()))
+            self._start()
+            stack.callback(self._stop)
             self._stack = stack.pop_all()
         return self
 
@@ -71,11 +71,12 @@ class Stream:
         """Return the engine of an episode: round-robin, since episodes that start together have no queue length yet."""
         return next(self._turns).ask
 
-    def begin(self, work: Coroutine[Any, Any, Any]) -> None:
+    def begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine in the background, from within the event loop; its error ends the stream."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     async def unless_it_fails(self, result: Awaitable[T]) -> T:
         """Return `result`, or raise the error of an engine or of `begin`'s work that fails before."""
@@ -102,10 +103,32 @@ class Stream:
 
         self.call(release())
 
-    async def _begin(self, queues: list[EngineQueue]) -> None:
-        self._queues, self._turns = queues, itertools.cycle(queues)
+    def replace_dead(self) -> list[str]:
+        """Cancel all episodes and all that was begun, and start anew the engines that have died.
+
+        See Engines.replace_dead. Raises the stream's error if it is not the death of an engine.
+        """
+        failed = self._error.exception() if self._error.done() else None
+        if failed is not None and not isinstance(failed, ActorDiedError):
+            raise failed
+        self._stop()
+        names = self._engines.replace_dead()
+        self._start()
+        return names
+
+    def _start(self) -> None:
+        self._threads = ThreadPoolExecutor(self._engines.size)
+        self.call(self._begin())
+
+    def _stop(self) -> None:
+        self.call(self._end())
+        self._threads.shutdown()  # once the last call of each engine has returned
+
+    async def _begin(self) -> None:
+        self._queues = [EngineQueue(self._engines, index, self._threads) for index in range(self._engines.size)]
+        self._turns = itertools.cycle(self._queues)
         self._error = asyncio.get_running_loop().create_future()
-        for queue in queues:
+        for queue in self._queues:
             self.begin(queue.serve())
 
     def _ended(self, task: asyncio.Task[Any]) -> None:

@@ -168,7 +168,10 @@ def _wire(
         if config.asynchronous.publish == "between_replies":
             turns = BetweenReplies(stream)
     trainer = PolicyTrainer(config, read.algorithm, workers, context.seed, apart)
-    publisher = Publisher(config, trainer, engines, probe=read.prompts[:4], turns=turns)
+    publisher = Publisher(
+        config, trainer, engines, probe=read.prompts[:4], turns=turns,
+        replace_dead=None if stream is None else stream.replace_dead,
+    )  # fmt: skip
     shown = None
     if read.processor is not None and not config.text_readers and config.asynchronous is None:
         shown = ShownImages(read.processor, context.workdir / "shown_images", config.rollout.max_images)
@@ -187,8 +190,9 @@ def _wire(
         collector = SyncCollector(config, prompts=prompts, rollouts=rollouts, rewards=rewards, monitors=read.monitors)
     else:
         collector = AsyncCollector(
-            config, prompts=prompts, rollouts=rollouts, rewards=rewards, monitors=read.monitors, stream=stream
-        )
+            config, prompts=prompts, rollouts=rollouts, rewards=rewards, monitors=read.monitors, stream=stream,
+            replace_dead=publisher.replace_dead,
+        )  # fmt: skip
 
     trained_apart: dict[str, WorkerGroup[Any]] = {CRITIC: apart[CRITIC]} if CRITIC in apart else {}
     driver: dict[str, DriverState] = {"collector": collector, "trainer": trainer}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -27,6 +27,7 @@ from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.rewarding import RewardPipeline, monitor
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.stored import stored, trajectory_of
+from rlhf_core.rollout.engines import survive_dead_engines
 from rlhf_core.types import Trajectory
 
 
@@ -59,9 +60,13 @@ class AsyncCollector:
         rewards: RewardPipeline,
         monitors: Mapping[str, TrajectoryReward],
         stream: Stream,
+        replace_dead: Callable[[], list[str]],
     ) -> None:
+        """replace_dead: starts engines that have died again, with the weights of the others, and the stream."""
         self._config, self._prompts, self._rollouts = config, prompts, rollouts
         self._rewards, self._monitors, self._stream = rewards, monitors, stream
+        self._replace_dead = replace_dead
+        self._judge_task: asyncio.Task[None] | None = None  # ends with its stream
         self._begun: set[int] = set()  # draws that are being sampled or rewarded
         self._sampled: list[Answered] = []  # awaiting rewards
         self._ready: deque[Answered] = deque()
@@ -70,7 +75,6 @@ class AsyncCollector:
         self._since = _SinceLastStep()
         self.counts = PromptCounts()
         self._steps_ahead = 0  # number of steps whose prompts may be in flight or ready
-        self._started = False
 
     def collect(self, step: int, phase: PhaseTimer) -> tuple[list[Trajectory], dict[str, float]]:
         """See Collector. No trajectory is older than `max_lag` updates; the phase `rollout` is the time spent waiting.
@@ -78,7 +82,11 @@ class AsyncCollector:
         Raises the error of an engine, an episode or a reward, and StageError if filtering leaves too few prompts.
         """
         with phase("rollout"):
-            collected, metrics = self._stream.call(self._collect(step))
+            collected, metrics = survive_dead_engines(
+                lambda: self._stream.call(self._collect(step)),
+                self._replace_dead,
+                "the prompts that it has not completed are sampled anew",
+            )
         trajectories = [trajectory for answered in collected for trajectory in answered.group]
         with phase("reward"):
             metrics |= monitor(trajectories, self._monitors)
@@ -89,7 +97,7 @@ class AsyncCollector:
         # The staleness bound of arXiv:2505.24298, section 5.1. Episodes that start now sample with the newest weights;
         # those that start while this step trains lag one more update when they are used.
         self._steps_ahead = self._config.max_lag + 1
-        if not self._started:
+        if self._judge_task is None or self._judge_task.cancelled():
             self._start()
         self._fill()
         while not self._is_enough(step):
@@ -142,9 +150,9 @@ class AsyncCollector:
         self._fill()
 
     def _start(self) -> None:
-        self._started = True
-        self._stream.begin(self._judge())
-        for number in sorted(self._begun):  # restored from a checkpoint
+        """Begin with the draws that a checkpoint, or a stream whose engine died, has left."""
+        self._judge_task = self._stream.begin(self._judge())
+        for number in sorted(self._begun - {answered.number for answered in self._sampled}):
             self._begin(number, 0)
 
     def _fill(self) -> None:

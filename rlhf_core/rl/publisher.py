@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import torch
 
@@ -31,11 +31,15 @@ class Publisher:
         engines: Engines,
         probe: Sequence[Prompt],
         turns: Turns,
+        replace_dead: Callable[[], list[str]] | None = None,
     ) -> None:
-        """probe: prompts whose last tokens both sides score; their log-probs depend on every weight of the model."""
+        """probe: prompts whose last tokens both sides score; their log-probs depend on every weight of the model.
+        replace_dead: as that of the engines, for those that a stream calls; none: the engines' own.
+        """
         self._trainer = trainer
         self._engines = engines
         self._turns = turns
+        self._start_dead_anew = replace_dead or engines.replace_dead
         self._max_lag, self._hybrid = config.max_lag, config.hybrid
         self._sequences = [prompt.token_ids[-_PROBE_TOKENS:] for prompt in probe]
         self._batch = pack(self._sequences, [[True] * len(sequence) for sequence in self._sequences])
@@ -63,7 +67,7 @@ class Publisher:
         Returns the names of the new ones; empty if none has died, or none can be started anew.
         """
         assert self._proven is not None
-        version, names = self._proven.version, self._engines.replace_dead()
+        version, names = self._proven.version, self._start_dead_anew()
         if names and version:
             self._turns.train()
             self._prove(self._hand_over(version, self._source))
@@ -85,7 +89,7 @@ class Publisher:
         try:
             proof = self._prove(self._hand_over(version, source))
         except ActorDiedError as error:
-            if self._hybrid or not (names := self._engines.replace_dead()):
+            if self._hybrid or not (names := self._start_dead_anew()):
                 raise
             print(f"{error}; {', '.join(names)} restarted, version {version} is published anew", flush=True)
             proof = self._prove(self._hand_over(version, source))

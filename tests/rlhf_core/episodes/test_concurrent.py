@@ -14,6 +14,7 @@ import pytest
 from rlhf_core.episodes.concurrent import play_concurrently
 from rlhf_core.episodes.rounds import Ask, Play
 from rlhf_core.episodes.stream import Stream
+from rlhf_core.errors import ActorDiedError
 from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.rollout.engines import OneEngine
 from rlhf_core.types import Completion
@@ -167,6 +168,55 @@ def test_an_engine_that_dies_ends_all_while_another_is_at_work() -> None:
     with pytest.raises(ConnectionError, match="engine 1 died"):
         play_concurrently([waits, waits], Several(Works(), Dies()))
     assert ended == [1, 1]
+
+
+class Replaced(Several):
+    """Two engines, the first of which has died; it can be replaced once no call runs."""
+
+    running = 0
+
+    def __init__(self) -> None:
+        super().__init__(Queueing(), Queueing())
+        self.dead = True
+
+    def call_on(self, index: int, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        if index == 0 and self.dead:
+            raise ActorDiedError("engine 0 died")
+        self.running += 1
+        time.sleep(0.2)
+        result = super().call_on(index, method, *args, **kwargs)
+        self.running -= 1
+        return result
+
+    def replace_dead(self) -> list[str]:
+        assert not self.running
+        self.engines, self.dead = (Queueing(), Queueing()), False  # without what they had begun
+        return ["engine 0"]
+
+
+def test_a_stream_goes_on_with_an_engine_in_place_of_a_dead_one() -> None:
+    with Stream(engines := Replaced()) as stream:
+        for _ in range(2):
+            with pytest.raises(ActorDiedError, match="engine 0 died"):
+                stream.play([episode(1, 1), episode(2, 1)])
+        assert stream.replace_dead() == ["engine 0"]
+        assert stream.play([episode(1, 1), episode(2, 1)]) == [[1, 1], [2, 1]]
+        assert [engine.prompts for engine in engines.engines] == [[(1,)], [(2,)]]
+
+
+def test_no_engine_is_replaced_while_the_stream_has_another_error() -> None:
+    async def fails() -> None:
+        raise LookupError("no such row")
+
+    async def begin() -> None:
+        stream.begin(fails())
+        await asyncio.sleep(0)
+
+    with Stream(engines := Replaced()) as stream:
+        stream.call(begin())
+        with pytest.raises(LookupError, match="no such row"):
+            stream.replace_dead()
+    assert engines.dead
 
 
 def test_what_an_episode_no_longer_waits_for_is_sampled_no_further() -> None:

@@ -20,7 +20,7 @@ from rlhf_core.artifacts.checkpoints import Checkpoint
 from rlhf_core.chat.encoding import load_tokenizer
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input
-from rlhf_core.errors import RewardError, StageError
+from rlhf_core.errors import ActorDiedError, RewardError, StageError
 from rlhf_core.rewards.verifier import Verifier
 from rlhf_core.rl import loop
 from rlhf_core.rl.loop import Loop
@@ -78,7 +78,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
     return base_model(tmp_path_factory.mktemp("base"))
 
 
-def run(folder: Path, model: Input, engine: Any = SlowEngine, prompts: int = 6, **settings: Any) -> LocalContext:
+def run(
+    folder: Path,
+    model: Input,
+    engine: Any = SlowEngine,
+    prompts: int = 6,
+    engines: Any = InlineEngines,
+    **settings: Any,
+) -> LocalContext:
     """Prompts are answered `a` or `b`, by their seeds."""
     tokenizer = load_tokenizer(model.folder)
 
@@ -91,7 +98,7 @@ def run(folder: Path, model: Input, engine: Any = SlowEngine, prompts: int = 6, 
         inputs["validation.dataset"] = inputs["dataset"]
     context = replace(context_of(folder / "work", inputs), user_files_root=folder)
     config = RLConfig.model_validate({**SETTINGS, **settings})
-    rl.run(config, inputs, context, InProcessCluster(lambda *_: nullcontext(InlineEngines(engine(script)))))
+    rl.run(config, inputs, context, InProcessCluster(lambda *_: nullcontext(engines(engine(script)))))
     return context
 
 
@@ -298,6 +305,48 @@ def test_the_first_error_of_a_reward_or_an_engine_ends_the_run(model: Input, tmp
 
     with pytest.raises(StageError, match="engine 0 died"):
         run(tmp_path / "engine", model, Dies)
+    assert not [thread for thread in threading.enumerate() if thread.name == "episodes"]
+
+
+class Mortal(InlineEngines):
+    """Its engine dies once, with the weights of version 2, when it is given replies of this `kind`, or weights."""
+
+    kind: str
+    deaths: list[str]  # of all instances of the class
+
+    def _run(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if not self.deaths and self._engine.weight_version == 2 and self.kind in self._kinds(method, args):
+            self.deaths.append(self.kind)
+        if self.deaths == [self.kind]:
+            raise ActorDiedError("engine 0 died")
+        return super()._run(method, args, kwargs)
+
+    @staticmethod
+    def _kinds(method: str, args: Sequence[Any]) -> set[str]:
+        if method == "advance":
+            return {"validation" if request.seed is None else "training" for request in args[0].values()}
+        return {"publish"} if method == "load_weights" else set()
+
+    def replace_dead(self) -> list[str]:
+        assert isinstance(self._engine, SlowEngine)
+        self._engine = SlowEngine(self._engine._script)  # of version 0
+        self.deaths.append("replaced")
+        return ["engine 0"]
+
+
+@pytest.mark.parametrize("kind", ["training", "validation", "publish"])
+@pytest.mark.parametrize("publish", ["in_flight", "between_replies"])
+def test_a_dead_engine_is_replaced_and_no_prompt_is_lost_or_trained_twice(
+    model: Input, tmp_path: Path, trained: list[list[Trajectory]], kind: str, publish: str
+) -> None:
+    engines = type("Once", (Mortal,), {"kind": kind, "deaths": []})
+    held_out = {"dataset": "held_out", "every_steps": 1, "scorers": {"exact": {"type": "verifier"}}}
+    settings = {"max_lag": 1, "publish": publish}
+    context = run(tmp_path, model, prompts=40, engines=engines, asynchronous=settings, validation=held_out)
+    assert engines.deaths == [kind, "replaced"]  # type: ignore[attr-defined]
+    assert len(context.logs) == len(trained) == 6
+    assert set(Counter(prompt for step in trained for prompt in prompts_of(step)).values()) == {1}
+    assert all(metrics["asynchronous/largest_lag"] <= 1 for _, metrics in context.logs)
     assert not [thread for thread in threading.enumerate() if thread.name == "episodes"]
 
 
