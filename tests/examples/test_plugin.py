@@ -32,8 +32,8 @@ USING = {"data.riddles", "measure", "far", "rl"}
 
 
 def python(site: Path, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """A process that has the plugin of `site`."""
-    environment = {**os.environ, "PYTHONPATH": f"{site}:{ROOT}"}
+    """A process that has the plugin of `site`, and a store of its own in place of that of a local stack."""
+    environment = {**os.environ, "PYTHONPATH": f"{site}:{ROOT}", "ALIGNMENT_STORE": str(site.parent / "store")}
     return subprocess.run(
         [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
