@@ -7,7 +7,7 @@ It is Prefect's engine with two differences (Prefect 3.7.7):
    status is 0 once the run has a final state from this attempt.
 2. The output goes to a file and not through a pipe to the worker: otherwise the first line after the worker's death
    ends the flow. The worker also deletes its temporary directory, our working directory, if two attempts of a run
-   overlap; so that is the checkout.
+   overlap; so that is the folder of our packages.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+HOME = Path(__file__).resolve().parents[1]  # the root of a checkout, or site-packages
 
 
 def main() -> int:
     """Run the flow, and return the process's exit status."""
-    os.chdir(CHECKOUT)
+    os.chdir(HOME)
     from prefect.settings import get_current_settings  # only now: it looks for files in the working directory
 
     run_id = UUID(os.environ["PREFECT__FLOW_RUN_ID"])

@@ -14,7 +14,7 @@ import typer
 from deployments.cli import panels
 from deployments.cli.documents.files import Files
 from deployments.cli.output import Printed, printing
-from deployments.stack.environment import REPOSITORY
+from deployments.stack.environment import HOME
 from rlhf_core.config.texts import is_hub_name
 from rlhf_core.data.sources.opening import name_problem
 from rlhf_core.errors import RecipeError, StageError, did_you_mean, one_line
@@ -27,7 +27,7 @@ from rlhf_core.system.scratch import scratch_folder
 app = typer.Typer()
 
 RECIPE_FILE = "recipe.yaml"
-STARTERS = REPOSITORY / "deployments" / "starters"
+STARTERS = HOME / "deployments" / "starters"
 SHARED = STARTERS / "shared"  # files that several starters have
 _MODEL, _LENGTH, _ANSWER = (
     "MODEL",

@@ -15,11 +15,13 @@ from deployments.stack.files import read_variables
 from rlhf_core.config.texts import names_a_host
 from rlhf_core.errors import StackError, one_line
 from rlhf_core.recipe.known_recipes import RECIPES_VARIABLE
+from rlhf_core.system.paths import user_path
 from rlhf_core.system.variables import folder_of
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+HOME = Path(__file__).resolve().parents[2]  # the root of a checkout, or the environment's site-packages
+IS_INSTALLED = HOME.name in ("site-packages", "dist-packages")
 BUCKET = "alignment"
-RECIPES = REPOSITORY / "deployments" / "recipes"
+RECIPES = HOME / "deployments" / "recipes"
 
 # The variables that select an external service instead of starting one, and the others that belong to each service.
 SELECTORS: Mapping[str, tuple[str, ...]] = {
@@ -51,12 +53,22 @@ QUIET: Mapping[str, str] = {
 
 
 def stack_folder() -> Path:
-    """Return the folder of the stack's state: ALIGNMENT_STACK_DIR, or `.local-stack` in the repository.
+    """Return the folder of the stack's state: ALIGNMENT_STACK_DIR, or the default of a checkout or an installation.
 
     Raises VariableError.
     """
     chosen = folder_of("ALIGNMENT_STACK_DIR")
-    return REPOSITORY / ".local-stack" if chosen is None else chosen.resolve()
+    if chosen is None:
+        # site-packages is lost with its environment, and the stack's folder has the artifacts
+        chosen = user_path("~/.local/share/alignment/stack") if IS_INSTALLED else HOME / ".local-stack"
+    return chosen.resolve()
+
+
+def python_path() -> str:
+    """Return PYTHONPATH for the processes of the stack, which run in any folder."""
+    # site-packages is in `sys.path` anyway, and must not come before the standard library
+    ours = "" if IS_INSTALLED else str(HOME)
+    return os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
 
 
 def environment_file(folder: Path) -> Path:

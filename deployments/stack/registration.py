@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,11 +13,11 @@ from typing import Any
 import httpx
 from ruamel.yaml import YAML
 
-from deployments.stack.environment import REPOSITORY
+from deployments.stack.environment import HOME, python_path
 from rlhf_core.errors import StackError
 from rlhf_core.recipe.known_recipes import known_recipes
 
-DEPLOYMENTS = REPOSITORY / "deployments" / "prefect.yaml"
+DEPLOYMENTS = HOME / "deployments" / "prefect.yaml"
 # Names of the automations; here, since importing automations.py imports Prefect.
 NO_HEARTBEAT, NEVER_STARTS = "alignment: runs without a heartbeat", "alignment: runs that never start"
 _AUTOMATIONS = Path(__file__).with_name("automations.py")
@@ -47,7 +46,7 @@ def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
 def _register(server: httpx.Client, environment: Mapping[str, str], log: Path) -> None:
     """Register the deployments; enabled schedules are kept."""
     log.write_bytes(b"")
-    file = str(DEPLOYMENTS.relative_to(REPOSITORY))
+    file = str(DEPLOYMENTS.relative_to(HOME))
     deploy = (str(Path(sys.executable).parent / "prefect"), "--no-prompt", "deploy", "--all", "--prefect-file", file)
     create = (sys.executable, "-m", "deployments.stack.automations")
     enabled = _enabled_schedules(server)
@@ -92,11 +91,10 @@ def _enabled_schedules(server: httpx.Client) -> dict[str, dict[str, Any]]:
 
 
 def _run(what: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-    paths = filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))
     done = subprocess.run(
         command,
-        cwd=REPOSITORY,
-        env={**environment, "PYTHONPATH": ":".join(paths)},
+        cwd=HOME,
+        env={**environment, "PYTHONPATH": python_path()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -115,7 +113,7 @@ def _digest(server: str) -> str:
     files = [
         DEPLOYMENTS,
         _AUTOMATIONS,
-        *(file for source in _SOURCES for file in sorted((REPOSITORY / source).rglob("*.py"))),
+        *(file for source in _SOURCES for file in sorted((HOME / source).rglob("*.py"))),
     ]
     digest = hashlib.sha256("\n".join([server, *known_recipes()]).encode())  # the form lists their names
     for file in files:

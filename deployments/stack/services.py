@@ -15,7 +15,7 @@ import httpx
 import psutil
 
 from deployments.stack.certificate import seaweedfs_variables
-from deployments.stack.environment import BUCKET, REPOSITORY
+from deployments.stack.environment import BUCKET, python_path
 from deployments.stack.settings import LOOPBACK, Stack
 from rlhf_core.system.variables import value_of
 from rlhf_core.warm.client import SOCKET_VARIABLE
@@ -210,7 +210,7 @@ def service_environment(stack: Stack, service: Service) -> dict[str, str]:
     return {
         "ALIGNMENT_STACK_SERVICE": f"{stack.folder}:{service.name}",  # how `down` knows the processes of this stack
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",  # a job's `python` is ours
-        "PYTHONPATH": ":".join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))),
+        "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(stack.temporary),
         **service.environment,

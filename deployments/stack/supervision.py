@@ -14,7 +14,7 @@ from typing import Any, cast
 import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
-from deployments.stack.environment import REPOSITORY
+from deployments.stack.environment import HOME, IS_INSTALLED
 from deployments.stack.files import read_pid, read_text
 from deployments.stack.services import Service, service_environment
 from deployments.stack.settings import Stack, write_private
@@ -27,7 +27,7 @@ logfile={folder}/logs/supervisord.log
 logfile_maxbytes=1MB
 logfile_backups=1
 childlogdir={folder}/logs
-directory={repository}
+directory={working_folder}
 
 [unix_http_server]
 file={link}/supervisor.sock
@@ -40,7 +40,7 @@ _PROGRAM = """
 [program:{name}]
 command={command}
 environment={environment}
-directory={repository}
+directory={working_folder}
 priority={priority}
 autostart=false
 autorestart=true
@@ -134,7 +134,11 @@ class Supervisor:
 
 def configuration(stack: Stack, services: list[Service]) -> str:
     """Return the text of supervisord.conf, without secrets, which supervisord gets in its environment."""
-    text = _SUPERVISORD.format(folder=_escape(stack.folder), link=_escape(stack.link), repository=_escape(REPOSITORY))
+    # Not site-packages: `python -m` puts its folder before the standard library, and the warm process takes it away.
+    working_folder = stack.folder if IS_INSTALLED else HOME
+    text = _SUPERVISORD.format(
+        folder=_escape(stack.folder), link=_escape(stack.link), working_folder=_escape(working_folder)
+    )
     for priority, service in enumerate(services):
         launch = [sys.executable, "-m", "deployments.stack.launch"]
         launch += [] if service.ends_leftovers else ["--keep-leftovers"]
@@ -142,7 +146,7 @@ def configuration(stack: Stack, services: list[Service]) -> str:
             name=service.name,
             command=" ".join(_quote(part) for part in (*launch, *service.command)),
             environment=",".join(f"{k}={_quote(v)}" for k, v in service_environment(stack, service).items()),
-            repository=_escape(REPOSITORY),
+            working_folder=_escape(working_folder),
             priority=priority,
             stops_group=str(service.stops_group).lower(),
             log=_escape(stack.log(service.name)),

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import rlhf_core
 from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest, MetricValue
 from rlhf_core.artifacts.spec import StageSpec
@@ -72,9 +73,12 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, MetricValue]:
 
 
 def _code_revision() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    home = Path(rlhf_core.__file__).parents[1]
+    if not (home / ".git").exists():  # installed; another project's repository may be around it
+        return "unknown"
+    command = ["git", "-C", str(home), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         completed = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):  # an installed package has no history
+    except (OSError, subprocess.SubprocessError):
         return "unknown"
     return completed.stdout.strip()

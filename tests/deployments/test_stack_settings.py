@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deployments.cli.main import app
-from deployments.stack import control
+from deployments.stack import control, environment, supervision
 from deployments.stack.environment import SELECTORS, external_services, merged_environment
 from deployments.stack.settings import LOOPBACK, open_stack
 from deployments.stack.starting import timeout
@@ -123,3 +123,18 @@ def test_a_time_limit_that_is_none(monkeypatch: pytest.MonkeyPatch, wrong: str) 
     monkeypatch.setenv("ALIGNMENT_STACK_TIMEOUT", wrong)
     with pytest.raises(VariableError, match=f"ALIGNMENT_STACK_TIMEOUT is `{wrong}`"):
         timeout()
+
+
+def test_an_installed_package_leaves_its_environment_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack in site-packages would be lost with it, and site-packages comes after the standard library."""
+    monkeypatch.delenv("ALIGNMENT_STACK_DIR", raising=False)
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert environment.stack_folder() == environment.HOME / ".local-stack"
+    assert environment.python_path() == f"{environment.HOME}:/mine"
+    monkeypatch.setattr(environment, "IS_INSTALLED", True)
+    assert environment.stack_folder() == tmp_path / ".local/share/alignment/stack"
+    assert environment.python_path() == "/mine"
+    monkeypatch.setattr(supervision, "IS_INSTALLED", True)
+    stack = open_stack(tmp_path, frozenset({"s3"}), {}, running=False)
+    assert f"directory={tmp_path}\n" in supervision.configuration(stack, [])
