@@ -45,6 +45,7 @@ class Attempt(Config):
     reason: str = ""  # why it has not published
     resumed_after: int | None = None  # the step of the checkpoint that it began with
     step: int | None = None  # the last step reported; None: its stage has none
+    checkpoints: tuple[int, ...] = ()  # the steps after which it has written one
     energy: dict[str, float] = Field(
         default_factory=dict
     )  # joules, by device: "gpu", and "cpu" of the whole machine of the job

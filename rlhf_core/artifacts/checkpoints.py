@@ -48,7 +48,7 @@ class Checkpoints:
         self._store = store
         self._ref = ref
         self.resumed_after: int | None = None  # the step of the checkpoint that this job began with
-        self.committed: int | None = None  # the step of the newest one that it has written
+        self.committed: list[int] = []  # the steps of those that it has written
 
     @staticmethod
     def new_name(step: int) -> str:
@@ -68,7 +68,7 @@ class Checkpoints:
     def commit(self, checkpoint: Checkpoint) -> None:
         """Make the checkpoint visible. All its files must have been added."""
         self._store.put_if_absent(self._path(checkpoint.name, MANIFEST), checkpoint.model_dump_json(indent=1).encode())
-        self.committed = checkpoint.step
+        self.committed.append(checkpoint.step)
 
     def newest(self) -> Iterator[Checkpoint | IntegrityError]:
         """Yield the complete checkpoints, newest first; in place of one with a damaged manifest, its IntegrityError."""

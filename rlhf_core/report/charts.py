@@ -9,6 +9,7 @@ from typing import Any
 
 from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.logged_rollouts import Histogram
+from rlhf_core.errors import shortened
 from rlhf_core.report.content import Curves
 
 # Of the phases of RL, in their order; charts.js has the same for lines.
@@ -34,6 +35,9 @@ _QUESTIONS: Mapping[str, tuple[str, ...]] = {
 _RIGHT = frozenset({"kl"})  # has an axis of its own beside other curves: its scale is another one
 _DERIVED = frozenset({"validation/best", "validation/best_step"})  # follow from others
 _DIGITS = 6
+_CHECKPOINT = "checkpoint"  # charts.js draws it dotted
+_MOST_CHECKPOINTS = 40
+_LONGEST_REASON = 120  # characters
 
 Chart = dict[str, Any]  # as charts.js reads it
 
@@ -88,17 +92,26 @@ def charts_of_lines(title: str, lines: Sequence[Mapping[str, Any]]) -> list[Char
 
 
 def marks(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """Return the events of a stage's attempts that have a step, for its charts: where each ended, and was resumed."""
+    """Return the events of a stage's attempts that have a step, for its charts: where each ended, and why, where it was
+    resumed, and its checkpoints, unless these are too many to be told apart.
+    """
     events = [
         {"step": step, "text": text}
         for each in attempts
         for step, text in (
             (each.resumed_after, "resumed from the checkpoint"),
-            (each.step if each.outcome not in ("published", "running") else None, each.outcome),
+            (each.step if each.outcome not in ("published", "running") else None, _ended(each)),
         )
         if step is not None
     ]
+    checkpoints = sorted({step for each in attempts for step in each.checkpoints})
+    if len(checkpoints) <= _MOST_CHECKPOINTS:
+        events += [{"step": step, "text": _CHECKPOINT} for step in checkpoints]
     return sorted(events, key=lambda event: event["step"])
+
+
+def _ended(attempt: Attempt) -> str:
+    return f"{attempt.outcome}: {shortened(attempt.reason, _LONGEST_REASON)}" if attempt.reason else attempt.outcome
 
 
 def histogram_charts(histograms: Mapping[str, Histogram]) -> list[Chart]:

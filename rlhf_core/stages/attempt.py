@@ -124,8 +124,13 @@ class RecordedAttempt:
             "energy": self._energy(),
         }  # fmt: skip
         if self._checkpoints is not None and self._progress is not None:
-            steps = [step for step in (self._progress.step, self._checkpoints.committed) if step is not None]
-            update |= {"resumed_after": self._checkpoints.resumed_after, "step": max(steps, default=None)}
+            committed = tuple(self._checkpoints.committed)
+            steps = [step for step in (self._progress.step, *committed[-1:]) if step is not None]
+            update |= {
+                "resumed_after": self._checkpoints.resumed_after,
+                "step": max(steps, default=None),
+                "checkpoints": committed,
+            }
         return self._attempt.model_copy(update=update)
 
     def _energy(self) -> dict[str, float]:

@@ -48,8 +48,8 @@ function curves({ title, lines, x: unit = "step" }, shared, marks, open) {
   plot.add_tools(new Bokeh.HoverTool({ tooltips: [["", "@name"], [unit, "@x"], ["", "@y{0.[0000]}"]] }));
   plot.add_tools(new Bokeh.CrosshairTool({ overlay: shared.cursor }));
   for (const { step, text } of marks) {
-    const colour = text.startsWith("resumed") ? COLOURS[4] : COLOURS[2];
-    plot.add_layout(new Bokeh.Span({ location: step, dimension: "height", line_color: colour, line_dash: "dashed", line_width: 1 }));
+    const [line_color, line_dash] = text === "checkpoint" ? [GREY, "dotted"] : [text.startsWith("resumed") ? COLOURS[4] : COLOURS[2], "dashed"];
+    plot.add_layout(new Bokeh.Span({ location: step, dimension: "height", line_color, line_dash, line_width: 1 }));
   }
   if (plot.legend) Object.assign(plot.legend, { label_text_font_size: "11px", spacing: 0, padding: 4, background_fill_alpha: 0, border_line_alpha: 0, label_text_color: GREY });
   if (open) plot.on_event("tap", (event) => open(Math.round(event.x)));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from rlhf_core.artifacts.attempt import Attempt, AttemptOutcome
 from rlhf_core.report.charts import curve_charts, grouped, marks
@@ -29,10 +30,10 @@ def test_curves_are_grouped_by_question_and_long_ones_thinned_to_their_last_poin
     assert drawn["rewards by name"][1]["y"] == [1.0, 3.0]
 
 
-def attempt(outcome: AttemptOutcome, step: int | None, resumed_after: int | None = None) -> Attempt:
+def attempt(outcome: AttemptOutcome, step: int | None, resumed_after: int | None = None, **fields: Any) -> Attempt:
     return Attempt(
         id="a", host="h", device="cpu", gpus=0, cores=1, started_at=AT, seen_at=AT, outcome=outcome, step=step,
-        resumed_after=resumed_after,
+        resumed_after=resumed_after, **fields,
     )  # fmt: skip
 
 
@@ -42,6 +43,18 @@ def test_attempts_mark_the_steps_where_they_ended_and_were_resumed() -> None:
         (10, "resumed from the checkpoint"), (10, "resumed from the checkpoint"), (12, "killed"),
     ]  # fmt: skip
     assert marks([attempt("running", 5)]) == []
+
+
+def test_checkpoints_and_the_reason_of_an_end_are_marked() -> None:
+    refused = "engine 0 does not serve version 7 as published"
+    found = marks(
+        [attempt("failed", 6, checkpoints=(4, 6), reason=refused), attempt("running", 9, 6, checkpoints=(8,))]
+    )
+    assert [(each["step"], each["text"]) for each in found] == [
+        (4, "checkpoint"), (6, "failed: engine 0 does not serve version 7 as published"),
+        (6, "resumed from the checkpoint"), (6, "checkpoint"), (8, "checkpoint"),
+    ]  # fmt: skip
+    assert marks([attempt("published", 41, checkpoints=tuple(range(1, 42)))]) == []
 
 
 def test_kl_has_an_axis_of_its_own_beside_rewards() -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from rlhf_core.artifacts.attempts import Attempts
-from rlhf_core.artifacts.leases import lease_path
-from rlhf_core.artifacts.manifest import Kind, Manifest
+from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
+from rlhf_core.artifacts.leases import Holder, lease_path
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.config.data.dataset import DatasetConfig
+from rlhf_core.config.engines.placement import Reservation
 from rlhf_core.contract import Input, Output, Stage, StageContext
 from rlhf_core.errors import IntegrityError, StageError
+from rlhf_core.stages.attempt import RecordedAttempt
 from rlhf_core.stages.key import computing_libraries
 from rlhf_core.stages.runner import run_job
 from rlhf_core.stages.table import STAGES
+from rlhf_core.tracking.progress import ProgressReporter
 from tests.rlhf_core.artifacts.manifests import manifest
 from tests.rlhf_core.stages.specs import QUICK, SLOW, specified
 
@@ -155,6 +160,20 @@ def test_every_attempt_is_known_with_its_end(local: ArtifactRepository, tmp_path
     stored = Attempts(local.store, made.ref).all()
     assert [each.id for each in stored] == [each.id for each in made.attempts]
     assert stored[-1].seen_at >= made.attempts[-1].seen_at
+
+
+def test_an_attempt_has_the_steps_of_its_checkpoints(local: ArtifactRepository) -> None:
+    ref, now = ArtifactRef(stage="sft", key="0" * 64), datetime.now(UTC)
+    attempts, checkpoints = Attempts(local.store, ref), Checkpoints(local.store, ref)
+    holder = Holder(id="a", host="h", machine="m", pid=1, process_started=0.0)
+    attempt = RecordedAttempt(attempts, holder, now, run_id="", reserved=Reservation(), device="cpu", memory=0)
+    with attempt:
+        attempt.follow(checkpoints, ProgressReporter())
+        for step in (5, 10):
+            name = checkpoints.new_name(step)
+            checkpoints.commit(Checkpoint(name=name, step=step, ranks=1, files=(), libraries={}, created_at=now))
+    (stored,) = attempts.all()
+    assert (stored.checkpoints, stored.step) == ((5, 10), 10)
 
 
 def test_a_result_that_comes_second_says_so(local: ArtifactRepository, tmp_path: Path) -> None:
