@@ -15,6 +15,7 @@ from deployments.ui.resource_charts import resource_charts
 from deployments.ui.run_list import RunsView
 from deployments.ui.services import read_services
 from rlhf_core.artifacts.attempts import attempts_at
+from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedStep
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.artifacts.resources import read_uses
@@ -71,7 +72,8 @@ class Pages:
         last = self._section(run, drawn[-1]) if drawn else None
         return self._rendered(
             "run.html", title=run.name, refresh=run.record is None, run=run, content=content, section=last,
-            charts=last is not None, with_curves=drawn, **run_context(part, partial(_path_of, run)),
+            charts=last is not None, with_curves=drawn, retried=self._retried(run, nodes),
+            **run_context(part, partial(_path_of, run)),
         )  # fmt: skip
 
     def node(self, where: Where, query: Query) -> str:
@@ -221,6 +223,20 @@ class Pages:
         if not asked.isdecimal():
             raise NotFoundError(f"{asked} is no number of a step")
         return run, node, *self._reader.nearest_step(node, int(asked))
+
+    def _retried(self, run: Run, nodes: Sequence[NodeView]) -> dict[str, list[str]]:
+        """Return the stages by what a retry would do with them; empty while the run is at work, or has succeeded."""
+        if run.outcome == "succeeded" or any(node.state == "running" for node in nodes):
+            return {}
+        retried: dict[str, list[str]] = {"reuses": [], "resumes": [], "computes": []}
+        for node in nodes:
+            if node.manifest is not None:
+                retried["reuses"].append(node.name)
+            elif step := Checkpoints(self._reader.repository.store, node.ref).newest_step():
+                retried["resumes"].append(f"{node.name} after step {step}")
+            else:
+                retried["computes"].append(node.name)
+        return {verb: stages for verb, stages in retried.items() if stages}
 
     def _section(self, run: Run, node: NodeView) -> StageSection:
         here, names = _path_of(run, node.name), {ref: name for name, ref in run.nodes.items()}

@@ -15,6 +15,7 @@ from deployments.ui.pages import Pages
 from deployments.ui.reading import StoreReader
 from deployments.ui.server import application
 from rlhf_core.artifacts.attempt import Attempt
+from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.local_store import LocalStore
@@ -23,6 +24,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
 from rlhf_core.system.network import listening
+from tests.deployments.ui.made_runs import publish, record, ref_of
 from tests.deployments.ui.served import browsing, data_of, served
 
 pytestmark = pytest.mark.parts
@@ -189,3 +191,24 @@ def test_compared_runs_show_what_differs_and_by_how_much(browser: httpx.Client, 
     assert "rl: reward" in page
     live = browser.get("/compare", params={"run": [runs[0].run_id, "live"]})
     assert "compared when all runs have ended" in live.text
+
+
+def test_a_failed_run_shows_what_a_retry_would_reuse(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    words, sampled = ref_of("words"), ref_of("sampled", "generate")
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "rows.jsonl").write_text("{}\n")
+    publish(store, words, rows)
+    checkpoints, at = Checkpoints(store, RL), datetime(2026, 11, 1, tzinfo=UTC)
+    checkpoints.commit(
+        Checkpoint(name=checkpoints.new_name(6), step=6, ranks=1, files=(), libraries={}, created_at=at)
+    )  # fmt: skip
+    failed = NodeRecord(name="rl", ref=RL, outcome="failed", error="RewardError: no such row")
+    nodes = [NodeRecord(name="data.words", ref=words, outcome="computed"), failed]
+    record(store, [*nodes, NodeRecord(name="sampled", ref=sampled, outcome="not run")], "again")
+    record(store, nodes[:1], "whole")
+    with browsing(store, tmp_path / "cache") as browser:
+        page = browser.get("/runs/again").text
+        assert "<b>reuses</b> data.words; <b>resumes</b> rl after step 6; <b>computes</b> sampled." in page
+        assert "a retry" not in browser.get("/runs/whole").text
