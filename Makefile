@@ -16,7 +16,7 @@ DOCS_PACKAGES = $$(sed -n 's/^docs = \[\(.*\)\].*/\1/p' pyproject.toml | tr -d '
 
 PYTEST := $(QUICK) $(BIN)/python -m pytest
 
-.PHONY: help setup pages docs demo unit test test-all endurance durations two-nodes slurm chaos kills orchestrators mutations mutants rl-matrix kit kit-site gpu-checks check fast format lint types up status down
+.PHONY: help setup dist pages docs demo unit test test-all endurance durations two-nodes slurm chaos kills orchestrators mutations mutants rl-matrix kit kit-site gpu-checks check fast format lint types up status down
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -79,6 +79,11 @@ gpu-checks: $(if $(KIT),kit-site,setup)  ## what one GPU computes, against float
 kit-site:
 	@wheels=$$($(PYTHON) -m deployments.kit_folder $(KIT) $(KIT)/joined) && \
 		$(PYTHON) -m pip install -q --no-index --no-deps --no-compile --upgrade --target $(KIT)/site $$wheels
+
+dist: setup  ## build the source distribution, and from it the wheel, into dist/
+	@rm -rf dist && mkdir dist
+	@$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist')" > dist/build.log
+	@$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist dist/*.tar.gz && rm dist/build.log && ls dist
 
 pages: setup  ## write the generated pages of docs/reference again: settings, commands, Python API, licences
 	@$(BIN)/python -m rlhf_core.recipe.settings_page docs/reference/settings.md
