@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ray
 
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.stages.table import STAGES
 from tests.rl_matrix import COMBINATIONS
 from tests.rlhf_core.stages.killed_jobs import engine_killed_and_whole, killed_and_whole
@@ -63,6 +64,24 @@ def test_an_engine_that_is_killed_is_started_again_and_the_job_goes_on(
     assert re.search(said, log)
     assert "resumes after" not in log
     assert killed == whole
+
+
+@pytest.mark.parametrize("publish", ["in_flight", "between_replies"])
+def test_an_engine_that_is_killed_while_ranks_train_is_started_again(
+    ray_cluster: None, tmp_path: Path, publish: str
+) -> None:
+    settings = COMBINATIONS["grpo-full-zero2-own"].model_dump(mode="json")
+    rollout = {**settings["rollout"], "repeatable": False}
+    config = RLConfig.model_validate({
+        **settings, "rollout": rollout, "asynchronous": {"max_lag": 1, "publish": publish},
+        "grpo": {**settings["grpo"], "mismatch": None},
+    })  # fmt: skip
+    address = ray.get_runtime_context().gcs_address
+    _, killed, log = engine_killed_and_whole(config, job_inputs(tmp_path / "inputs", config), tmp_path, address)
+    assert re.search("engine [01] died in .*; engine [01] restarted, .* anew", log)
+    assert "resumes after" not in log
+    assert [line["step"] for line in killed[1]] == [0, 1, 2, 3, 4]
+    assert max(line["asynchronous/largest_lag"] for line in killed[1]) <= 1
 
 
 @pytest.mark.parametrize("stage", ["evaluation", "generate"])
