@@ -93,6 +93,9 @@ docs:  ## build the documentation's site into build/site, strictly; its packages
 	@test -x .venv-docs/bin/mkdocs || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install -q $(DOCS_PACKAGES); }
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build -q --strict
 
+pictures: setup  ## the pictures of the documentation, of the newest run of `tiny` on the local stack; needs chromium
+	@$(BIN)/python -m tests.pictures
+
 check: lint types unit  ## what the pre-commit hook runs: format, lint, types, unit tests
 
 format: setup  ## format the code
