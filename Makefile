@@ -16,7 +16,7 @@ DOCS_PACKAGES = $$(sed -n 's/^docs = \[\(.*\)\].*/\1/p' pyproject.toml | tr -d '
 
 PYTEST := $(QUICK) $(BIN)/python -m pytest
 
-.PHONY: help setup dist pages docs demo unit test test-all endurance durations two-nodes slurm chaos kills orchestrators mutations mutants rl-matrix kit kit-site gpu-checks check fast format lint types up status down
+.PHONY: help setup dist pages pictures docs demo unit test test-all endurance durations two-nodes slurm chaos kills orchestrators mutations mutants rl-matrix kit kit-site gpu-checks check fast format lint types up status down
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
