@@ -166,6 +166,9 @@ LowRatio = Annotated[float, Limits(0, 1, _AGREED)]
 HighRatio = Annotated[float, Limits(1, 1000, "no two probabilities of one token differ as much", _AGREED)]
 ClipLow = Annotated[float, Limits(0, 1, "no ratio is less than 0: nothing would be clipped", above=True)]
 ClipHigh = Annotated[float, Limits(0, 20, "hardly any ratio is as large: nothing would be clipped", above=True)]
+GateTemperature = Annotated[
+    float, Limits(0, 1000, "hardly any token would have a gradient", "no token would lose its gradient", above=True)
+]
 DualClip = Annotated[float, Limits(1, 1000, "nothing would be clipped", "it says how many times more", above=True)]
 Passes = Annotated[int, Limits(1, 100, "the experience would be far off the policy")]
 Minibatches = Annotated[int, Limits(1, 100_000, "no step has as many completions")]

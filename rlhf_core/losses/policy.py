@@ -93,6 +93,29 @@ def cispo_policy_loss(
     return loss, _metrics(log_ratio, clipped != ratio)
 
 
+def soft_gated_policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    temperature_positive: float,
+    temperature_negative: float,
+) -> LossAndMetrics:
+    """SAPO, arXiv:2511.20347: (4 / t) sigmoid(t (r - 1)) x advantage, with r the ratio and t the temperature of the
+    advantage's sign. Its gradient is that of the ratio times 1 / cosh²(t (r - 1) / 2), which is 1 at the old policy.
+
+    logprobs, old_logprobs, advantages: (N,) float32; mask: (N,) bool, true where the policy sampled.
+    clip_fraction: share of tokens with less than half of their gradient.
+    """
+    log_ratio, of_tokens = logprobs[mask] - old_logprobs[mask], advantages[mask]
+    temperatures = torch.full_like(of_tokens, temperature_negative).masked_fill(of_tokens > 0, temperature_positive)
+    gates = (temperatures * (_bounded(log_ratio).exp() - 1)).sigmoid()
+    terms = -4 / temperatures * gates * of_tokens
+    return (terms * loss_weights[mask]).sum(), _metrics(log_ratio, 4 * gates * (1 - gates) < 0.5)
+
+
 def _clipped_terms(
     log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> tuple[Tensor, Tensor]:

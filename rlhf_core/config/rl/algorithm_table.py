@@ -18,6 +18,7 @@ from rlhf_core.config.rl.algorithms import (
     ReinforcePlusPlusBaselineConfig,
     ReinforcePlusPlusConfig,
     RLOOConfig,
+    SAPOConfig,
 )
 from rlhf_core.errors import did_you_mean
 
@@ -50,6 +51,7 @@ ALGORITHMS: Table[AlgorithmEntry] = Table("algorithms", AlgorithmEntry, {
         "rlhf_core.algorithms.on_policy_distillation:OnPolicyDistillation",
     ),
     "cispo": AlgorithmEntry("cispo", CISPOConfig, "rlhf_core.algorithms.cispo:CISPO"),
+    "sapo": AlgorithmEntry("sapo", SAPOConfig, "rlhf_core.algorithms.sapo:SAPO"),
 })  # fmt: skip
 
 

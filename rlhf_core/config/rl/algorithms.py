@@ -16,6 +16,7 @@ from rlhf_core.config.numbers import (
     ClipLow,
     Coefficient,
     DualClip,
+    GateTemperature,
     GroupSize,
     Minibatches,
     Passes,
@@ -327,3 +328,20 @@ class CISPOConfig(GRPOConfig):
     clip_high: ClipHigh = Field(default=4.0, description="the weight is at most 1 + this")
     dual_clip: None = Field(default=None, description="not part of this loss")
     aggregation: Aggregation = _aggregation("token")
+
+
+class SAPOConfig(GRPOConfig):
+    """arXiv:2511.20347: a sigmoid of the ratio in place of its clips, so that a token loses its gradient gradually."""
+
+    takes_process_rewards: ClassVar[bool] = False
+
+    # The base declares numbers, which this loss does not read.
+    clip_low: None = Field(default=None, description="not part of this loss")  # type: ignore[assignment]
+    clip_high: None = Field(default=None, description="not part of this loss")  # type: ignore[assignment]
+    dual_clip: None = Field(default=None, description="not part of this loss")
+    temperature_positive: GateTemperature = Field(
+        default=1.0, description="of the sigmoid at tokens with a positive advantage; higher: the gradient ends sooner"
+    )
+    temperature_negative: GateTemperature = Field(
+        default=1.05, description="of the sigmoid at the other tokens, which the paper holds closer to the old policy"
+    )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from rlhf_core.algorithms import Algorithm, build_algorithm
 from rlhf_core.config.rl.algorithm_table import ALGORITHMS
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.losses.aggregation import loss_weights
@@ -65,3 +69,47 @@ def minibatch(config: RLConfig, batch: TrainingBatch) -> Minibatch:
         length=config.settings.aggregation_length or config.sampling.max_tokens,
     )  # fmt: skip
     return Minibatch(**vars(batch), loss_weights=weights)
+
+
+class Token(NamedTuple):
+    """A trained token, in float64: its log-probs now, before the update and by the engine, and its advantage."""
+
+    now: Tensor
+    before: Tensor
+    by_engine: Tensor
+    advantage: Tensor
+
+
+def drifted(name: str, drift: float, **block: Any) -> tuple[Algorithm, Minibatch, Tensor]:
+    """An algorithm, a minibatch in float64, and log-probs of a policy that has moved: by a normal with deviation
+    `drift` at each token."""
+    config = rl_config(name, **block)
+    algorithm = build_algorithm(config)
+    rewards = torch.tensor(REWARDS)
+    e = minibatch(config, algorithm.advantages(scored(config), rewards, torch.tensor(GROUPS), 0.0, {"exact": rewards}))
+    floats = {
+        field.name: value.double()
+        for field in fields(e)
+        if isinstance(value := getattr(e, field.name), Tensor) and value.is_floating_point()
+    }
+    e = replace(e, **floats)
+    assert e.old_logprobs is not None
+    noise = torch.randn(len(MASK), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return algorithm, e, (e.old_logprobs + drift * noise).requires_grad_()
+
+
+def completions(e: Minibatch, logprobs: Tensor) -> Iterator[list[Token]]:
+    """The trained tokens of each completion."""
+    assert e.old_logprobs is not None
+    start = 0
+    for length in LENGTHS:
+        yield [
+            Token(logprobs[t], e.old_logprobs[t], e.rollout_logprobs[t], e.advantages[t])
+            for t in range(start, start + length)
+            if MASK[t]
+        ]
+        start += length
+
+
+def gradients(*losses: Tensor, of: Tensor) -> list[Tensor]:
+    return [torch.autograd.grad(loss, of, retain_graph=True)[0] for loss in losses]

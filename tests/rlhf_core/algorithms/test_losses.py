@@ -23,6 +23,7 @@ EVERY = pytest.mark.parametrize("name", NAMES)
 AGGREGATED: dict[str, str] = {
     "ppo": "token", "reinforce++": "token", "reinforce++-baseline": "token", "rloo": "constant", "grpo": "sequence",
     "dr-grpo": "constant", "dapo": "token", "gdpo": "sequence", "gspo": "sequence", "cispo": "token",
+    "sapo": "sequence",
     "on-policy-distillation": "token",
 }  # fmt: skip
 

@@ -50,10 +50,11 @@ def problem(name: str, rl: dict[str, Any] | None = None, **block: Any) -> str:
         ("gspo", 8, "sequence", (3e-4, 4e-4), ("k3", "loss")),
         ("cispo", 8, "token", (1.0, 4.0), ("k3", "loss")),
         ("on-policy-distillation", 1, "token", (0.2, 0.2), ("k1", "reward")),
+        ("sapo", 8, "sequence", (None, None), ("k3", "loss")),
     ],
 )
 def test_defaults_are_the_papers(
-    name: str, group_size: int, aggregation: str, clip: tuple[float, float], kl: tuple[str, str]
+    name: str, group_size: int, aggregation: str, clip: tuple[float | None, float | None], kl: tuple[str, str]
 ) -> None:
     # A block of its own keeps the algorithm's estimator and place: setting the coefficient changes no other default.
     settings = config(name, kl={"coefficient": 0.1}).settings
@@ -117,7 +118,7 @@ def test_only_the_chosen_block_is_part_of_the_result(name: str) -> None:
         "keys of results from before"
     )
     assert result_settings(config(name)) == result_settings(config(name, rl={other: block}))
-    assert result_settings(config(name)) != result_settings(config(name, clip_high=0.9))
+    assert result_settings(config(name)) != result_settings(config(name, epochs=2))
 
 
 @pytest.mark.parametrize("name", NAMES)
