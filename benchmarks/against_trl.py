@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.process_memory import ProcessWatch, busy_seconds
+from benchmarks.record import store_figures
 from benchmarks.word_models import SHAPES, make_model
 from benchmarks.workload import COMPILED, SELECTIVE, Result, Workload
 
@@ -145,6 +146,22 @@ def table(benchmark: Benchmark, rows: Sequence[Row]) -> Table:
             "" if row.ratio is None else f"{row.ratio:.2f}",
         )  # fmt: skip
     return shown
+
+
+def figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Return throughput, memory and ratios by size and side, lists with a value a precision."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        side = found.setdefault(row.size, {}).setdefault(row.side, {})
+        side.setdefault("throughput", []).append(row.throughput[1])
+        side.setdefault("memory_mib", []).append(row.peak / 2**20)
+        alike = [each for each in rows if (each.size, each.dtype) == (row.size, row.dtype) and each.side not in OURS]
+        if row.side in OURS and alike:
+            fastest = max(alike, key=lambda each: each.throughput[1])
+            side.setdefault("memory_of_trl", []).append(row.peak / fastest.peak)
+            if row.side == "ours":
+                found[row.size].setdefault("of_trl", []).append(row.ratio)
+    return found
 
 
 def different_work(benchmark: Benchmark, measurements: Sequence[Measurement]) -> str | None:
@@ -290,7 +307,9 @@ def main(benchmark: Benchmark, arguments: Sequence[str]) -> int:
             if problem := different_work(benchmark, measurements):
                 problems.append(problem)
                 print(f"error: {problem}", file=sys.stderr)
-    Console(width=160).print(table(benchmark, summarise(measurements)))
+    rows = summarise(measurements)
+    Console(width=160).print(table(benchmark, rows))
+    store_figures(figures(rows))
     return 1 if problems else 0
 
 

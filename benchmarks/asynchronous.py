@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import unequal_game
+from benchmarks.record import store_figures
 from benchmarks.stage_alone import stage_inputs
 from benchmarks.word_models import SHAPES, make_model, word_ids
 from rlhf_core.config.rl.stage import RLConfig
@@ -40,8 +41,9 @@ _SHAPE = SHAPES["1m"]
 _PROMPTS, _GROUP, _REPLY, _LONGEST_REPLY, _LONG, _ONE_IN, _SECONDS = 8, 4, 24, 96, 12, 8, 0.05
 _ENGINE_CORE, _RANK_CORE = 0, 1
 _LAST = 5  # steps whose rewards are averaged
+_ROUNDS = "synchronous, in rounds"
 SIDES: Mapping[str, dict[str, Any] | None] = {
-    "synchronous, in rounds": None,
+    _ROUNDS: None,
     "synchronous, concurrent": {"max_lag": 0},
     "lag 1, between replies": {"max_lag": 1, "publish": "between_replies"},
     "lag 1": {"max_lag": 1},
@@ -149,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ):
         shown.add_column(column)
     began = time.perf_counter()
+    figures: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         make_model(_SHAPE, Path(folder), ends_after=_REPLY)
         for side in parsed.sides:
@@ -165,8 +168,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 ", ".join(f"{each.reward:.3f}" for each in measurements),
                 ", ".join(f"{each.reached:.0f}" for each in measurements),
             )  # fmt: skip
+            figures[side] = {
+                "seconds": [each.seconds for each in measurements],
+                "seconds_to_reward": [each.reached for each in measurements],
+            }
+            if rounds := figures.get(_ROUNDS):
+                both = zip(figures[side]["seconds_to_reward"], rounds["seconds_to_reward"], strict=True)
+                figures[side]["time_to_reward_of_rounds"] = [own / theirs for own, theirs in both]
             print(f"{side}: {time.perf_counter() - began:.0f} s so far", flush=True)
     Console().print(shown)
+    store_figures(figures, seeds=range(parsed.seeds))
 
 
 def _alone(side: str, seed: int, steps: int, reward: float, model: Path) -> Measured:

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.record import store_figures
 from benchmarks.stage_alone import FolderContext, stage_input
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
@@ -157,6 +158,11 @@ def main() -> None:
         assert isinstance(newest, Checkpoint)
         size = sum(file.size for file in newest.files)
         Console().print(report(options, size, sum(p.numel() for p in model.parameters()), off, on))
+        stalls = [seconds for each in on for seconds in each.stalls]
+        store_figures({
+            "megabytes": size / 1e6, "paused_milliseconds": statistics.median(stalls) * 1000,
+            "paused_share": sum(stalls) / sum(each.seconds for each in on),
+        }, seeds=[0])  # fmt: skip
         context.checkpoints.clear()
 
 

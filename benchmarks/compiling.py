@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.layouts import batch, median_seconds, model, options, pass_seconds, table
+from benchmarks.record import store_figures
 from rlhf_core.models.compiling import compile_layers
 from rlhf_core.models.layouts import TREE
 from rlhf_core.models.packed import PolicyModel
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     times = (f"{plain:.2f} s", f"{compiled:.2f} s", f"{plain / compiled:.2f}", f"{first:.1f} s")
     shown.add_row("8 groups of 8", str(each.num_tokens), *times, pays)
     Console().print(shown)
+    store_figures({
+        "plain_seconds": plain, "compiled_seconds": compiled, "speed": plain / compiled, "first_pass_seconds": first
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.record import store_figures
 from benchmarks.stage_alone import stage_input
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data.dataset import DatasetConfig
@@ -140,15 +141,21 @@ def main(arguments: list[str]) -> None:
         case _:
             count = int(arguments[0]) if arguments else ROWS
             table = Table("case", "s", "CPU s", "peak memory, MiB", "metrics")
+            figures: dict[str, Any] = {"rows": count}
             with tempfile.TemporaryDirectory() as folder:
                 write_inputs(Path(folder), count)
                 for name in CASES:
                     result = in_own_process(Path(folder), name)
+                    figures[name] = {
+                        "seconds": result.seconds, "processor_seconds": result.processor_seconds,
+                        "memory_mib": result.memory / 2**20,
+                    }  # fmt: skip
                     table.add_row(
                         name, f"{result.seconds:.0f}", f"{result.processor_seconds:.0f}",
                         f"{result.memory / 2**20:.0f}", str(result.metrics),
                     )  # fmt: skip
             console.print(f"{count} rows; load average {os.getloadavg()[0]:.1f}", table)
+            store_figures(figures)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from rich.table import Table
 
 from benchmarks.data import FolderContext
 from benchmarks.process_memory import ProcessWatch
+from benchmarks.record import store_figures
 
 WORDS, DIFFERENT, VOCABULARY = 42, 20_000, 8192
 LENGTH, BATCH, RANKS, TOKENS = 512, 256, 2, 8192  # tokens of a sequence; examples of a step; tokens of a micro-batch
@@ -173,17 +174,23 @@ def main(arguments: list[str]) -> None:
             phases = PHASES[: PHASES.index(last) + 1]
             console = Console(width=160)
             table = Table("", *(f"{name}, s (CPU)" for name in phases), "MiB", "MiB without files", "")
+            figures: dict[str, Any] = {"rows": int(rows)}
             with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_FOLDER")) as folder:
                 write_inputs(Path(folder), int(rows))
                 size = (Path(folder) / FILE).stat().st_size
                 for name in ("ours", "plain"):
                     phases_by_name, watch = measured(Path(folder), name, processes, last)
+                    figures[name] = {
+                        "processor_seconds": [of["worked"] for of in phases_by_name.values()],
+                        "memory_mib": watch.peak / 2**20,
+                    }
                     seconds = [f"{of.pop('seconds'):.0f} ({of.pop('worked'):.0f})" for of in phases_by_name.values()]
                     memory = [f"{bytes_ / 2**20:.0f}" for bytes_ in (watch.peak, watch.peak_anonymous)]
                     counts = {key: value for of in phases_by_name.values() for key, value in of.items()}
                     table.add_row(name, *seconds, *memory, str(counts))
             title = f"{rows} rows, {size / 2**20:.0f} MiB, {processes} processes; load average {os.getloadavg()[0]:.1f}"
             console.print(title, table)
+            store_figures(figures)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks.logprobs import Result, machine, peak, reset_peak, timed
+from benchmarks.record import store_figures
 from rlhf_core.losses.divergence import forward_kl, jensen_shannon, reverse_kl, top_forward_kl
 from rlhf_core.models.distillation import Taught, by_teacher, chunked_divergence
 from rlhf_core.models.logprobs import log_distribution
@@ -124,6 +125,7 @@ def main(arguments: list[str]) -> None:
     console = Console(width=120)
     console.print(machine())
     table = Table("tokens x vocabulary", "dtype", "divergence", "MiB whole, ours", "ratio", "CPU s whole, ours")
+    figures: dict[str, dict[str, dict[str, dict[str, object]]]] = {}
     for tokens, vocabulary, student, teacher in SHAPES:
         for dtype in ("float32", "bfloat16"):
             for divergence in (*DIVERGENCES, "stored"):
@@ -134,6 +136,13 @@ def main(arguments: list[str]) -> None:
                 ]
                 if divergence == of_both and not math.isclose(results[0].mean, results[1].mean, rel_tol=1e-4):
                     raise SystemExit(f"the forms differ: {results[0].mean} and {results[1].mean}")
+                whole, ours = results
+                figures.setdefault(f"{tokens} x {vocabulary}", {}).setdefault(dtype, {})[divergence] = {
+                    "mib": [whole.peak / 2**20, ours.peak / 2**20],
+                    "processor_seconds": [whole.processor, ours.processor],
+                    "memory_of_whole": ours.peak / whole.peak,
+                    "processor_of_whole": ours.processor / whole.processor,
+                }
                 table.add_row(
                     f"{tokens} x {vocabulary}", dtype, divergence,
                     ", ".join(f"{result.peak / 2**20:.0f}" for result in results),
@@ -142,6 +151,7 @@ def main(arguments: list[str]) -> None:
                 )  # fmt: skip
     console.print(table)
     console.print(f"load average at the end {os.getloadavg()[0]:.1f}")
+    store_figures(figures)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.logprobs import machine, peak, reset_peak
+from benchmarks.record import store_figures
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.config.rl.algorithm_table import ALGORITHMS
 from rlhf_core.config.rl.stage import RLConfig
@@ -183,13 +184,19 @@ def main(arguments: Sequence[str]) -> None:
     console = Console(width=140)
     console.print(machine())
     table = Table("algorithm", "tokens", *(f"{phase}, s" for phase in PHASES), "in all, s", "sent, GiB", "peak, GiB")
+    figures = {}
     for algorithm in options.algorithms:
         result = in_own_process(Case(algorithm, options.trajectories, options.tokens, options.longest))
+        figures[algorithm] = {
+            "tokens": result.tokens, "processor_seconds": sum(result.seconds.values()),
+            "sent_gib": result.sent / 2**30, "peak_gib": result.peak / 2**30,
+        }  # fmt: skip
         table.add_row(
             algorithm, f"{result.tokens:,}", *(f"{result.seconds[phase]:.2f}" for phase in PHASES),
             f"{sum(result.seconds.values()):.2f}", f"{result.sent / 2**30:.2f}", f"{result.peak / 2**30:.2f}",
         )  # fmt: skip
     console.print(table)
+    store_figures(figures, seeds=[0])
 
 
 if __name__ == "__main__":

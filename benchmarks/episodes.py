@@ -21,6 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.record import store_figures
 from benchmarks.word_models import SHAPES, make_model, word_ids
 from rlhf_core.chat.encoding import Tokenizer, load_tokenizer
 from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
@@ -37,7 +38,7 @@ _EPISODES, _PROMPT, _FEEDBACK, _REPLY, _LONGEST_REPLY, _TURNS, _MAX_LENGTH = 48,
 _SIDES = ("rounds, no prefixes", "rounds", "concurrent")
 # Turns of an episode at most, and mean seconds that the environment thinks.
 _CASES: Mapping[str, tuple[int, float]] = {
-    "one turn": (1, 0.0), "1 to 8 turns": (_TURNS, 0.0), "1 to 8 turns, 0.5 s each": (_TURNS, 0.5),
+    "one turn": (1, 0.0), "1 to 8 turns": (_TURNS, 0.0), "1 to 8 turns, slow environment": (_TURNS, 0.5),
 }  # fmt: skip
 
 
@@ -116,6 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = VllmEngineConfig(max_length=_MAX_LENGTH, threads=2, max_sequences=_EPISODES)
         with engine_in_child(Path(folder), EngineSettings(config, "float32", seed=0)) as engine:
             of_side: dict[str, Engines] = {_SIDES[0]: WithoutPrefixes(engine)}
+            figures: dict[str, dict[str, dict[str, float]]] = {}
             for case, (turns, seconds) in _CASES.items():
                 speeds: dict[str, list[tuple[float, float, int]]] = {side: [] for side in _SIDES}
                 for repeat in range(repeats + 1):
@@ -129,7 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     _, took, tokens = sorted(each)[len(each) // 2]
                     ratio = medians[side] / medians["rounds"]
                     shown.add_row(case, side, str(tokens), f"{took:.2f}", f"{medians[side]:.0f}", f"{ratio:.2f}")
+                    figures.setdefault(case, {})[side] = {"tokens": tokens, "seconds": took, "speed": ratio}
     Console().print(shown)
+    store_figures(figures)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import argparse
 import gc
 import json
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 
 from benchmarks.flex_on_cpu import allow_backward_on_cpu
 from benchmarks.gpu_workload import QWEN3, TINY, Scale, Work, minibatch, sequences, unrelated, work
+from benchmarks.record import commit, store_figures
 from rlhf_core.algorithms.grpo import GRPO
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.rl.algorithms import GRPOConfig
@@ -255,11 +255,25 @@ def measure_turn(scale: Scale) -> Turn | None:
 
 
 def machine() -> dict[str, str]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-        "torch": torch.__version__, "transformers": transformers.__version__, "commit": commit.strip(),
+        "torch": torch.__version__, "transformers": transformers.__version__, "commit": commit() or "",
     }  # fmt: skip
+
+
+def figures(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
+    """Return the figures of each case, with the speed of GRPO's updates as a multiple of TRL's."""
+    found: dict[str, dict[str, Any]] = {
+        each.case: {
+            "seconds": each.seconds, "tokens_per_second": each.tokens_per_second, "mfu": each.mfu,
+            "peak_gib": None if each.peak_bytes is None else each.peak_bytes / 2**30,
+        }
+        for each in results
+    }  # fmt: skip
+    if theirs := [found[name]["tokens_per_second"] for name in ("grpo-trl", "grpo-trl-bf16-weights") if name in found]:
+        for name in found.keys() & {"grpo-tree", "grpo-packed"}:
+            found[name]["of_trl"] = [found[name]["tokens_per_second"] / speed for speed in theirs]
+    return found
 
 
 def table(results: Sequence[Result]) -> Table:
@@ -306,6 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{result.case}: {result.tokens_per_second:.0f} tokens/s", flush=True)
         results.append(result)
     Console(width=120).print(table(results))
+    store_figures(figures(results), seeds=[0])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.record import store_figures
 from rlhf_core.models.layouts import TREE, Layouts
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.token_tree import TokenTree
@@ -88,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parsed = options(__doc__, arguments)
     policy = PolicyModel(causal := model(getattr(torch, parsed.dtype)))
     shown = table(parsed, "batch", "tokens", "computed in a tree", "rows or packed", "tree", "ratio")
+    figures = {}
     for name, sizes in _BATCHES.items():
         each = batch(*sizes)
         causal.set_attn_implementation("sdpa")
@@ -97,7 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         computed = len(TokenTree.of(each).kept)
         times = (f"{before:.2f} s", f"{tree:.2f} s", f"{before / tree:.2f}")
         shown.add_row(name, str(each.num_tokens), str(computed), *times)
+        figures[name] = {
+            "tokens": each.num_tokens, "computed": computed,
+            "rows_seconds": before, "tree_seconds": tree, "speed": before / tree,
+        }  # fmt: skip
     Console().print(shown)
+    store_figures(figures)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.logprobs import machine
+from benchmarks.record import store_figures
 from benchmarks.word_models import SHAPES as SMALL_SHAPES
 from benchmarks.word_models import Shape
 from rlhf_core.config.engines.training import EngineConfig
@@ -147,6 +148,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console()
     console.print(machine())
     console.print(table)
+    peaks = {
+        way: {"peak_mib": max(found[name] for found in ranks for name in columns)} for way, ranks in results.items()
+    }
+    store_figures({"weights_mib": sizes["all"] / MIB, **peaks})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.record import commit, device, store_figures
 from rlhf_core.models.logprobs import CHUNK_ELEMENTS, chunked_logprobs
 
 # Tokens, words, width; the last two have the heads of SmolLM2-135M and Qwen2.5-0.5B.
@@ -138,14 +138,8 @@ def in_own_process(case: Case) -> Result:
 
 def machine() -> str:
     """Describe this machine, and its load."""
-    model = next(
-        (line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{model}, {os.cpu_count()} cores"
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
     return (
-        f"{device}; torch {torch.__version__}, {torch.get_num_threads()} threads; commit {commit.strip()}; "
+        f"{device()}; torch {torch.__version__}, {torch.get_num_threads()} threads; commit {commit()}; "
         f"nice {os.nice(0)}; load average {os.getloadavg()[0]:.1f}"
     )
 
@@ -159,6 +153,7 @@ def main(arguments: list[str]) -> None:
     table = Table(
         "tokens x vocabulary", "dtype", "work", *(f"{what}: {', '.join(FORMS)}" for what in ("MiB", "s", "CPU s"))
     )
+    figures: dict[str, dict[str, dict[str, dict[str, dict[str, float]]]]] = {}
     for tokens, vocabulary, hidden in SHAPES:
         for dtype in ("float32", "bfloat16"):
             for work in ("train", "score"):
@@ -166,6 +161,10 @@ def main(arguments: list[str]) -> None:
                 for result in results:
                     if not math.isclose(results[0].mean, result.mean, rel_tol=1e-6):
                         raise SystemExit(f"the forms differ: mean log-prob {results[0].mean} and {result.mean}")
+                figures.setdefault(f"{tokens} x {vocabulary}", {}).setdefault(dtype, {})[work] = {
+                    form: {"mib": result.peak / 2**20, "seconds": result.seconds, "processor_seconds": result.processor}
+                    for form, result in zip(FORMS, results, strict=True)
+                }
                 table.add_row(
                     f"{tokens} x {vocabulary}", dtype, work,
                     ", ".join(f"{result.peak / 2**20:.0f}" for result in results),
@@ -174,6 +173,7 @@ def main(arguments: list[str]) -> None:
                 )  # fmt: skip
     console.print(table)
     console.print(f"load average at the end {os.getloadavg()[0]:.1f}")
+    store_figures(figures)
 
 
 if __name__ == "__main__":

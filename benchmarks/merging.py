@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from benchmarks.loading import MIB, SHAPES, resident, restarted_peak, write_model
 from benchmarks.logprobs import machine
+from benchmarks.record import store_figures
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.merging import merge_adapter
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with tempfile.TemporaryDirectory() as root:
         table = Table("merge", "peak, MiB", "CPU s")
-        results = []
+        results, figures = [], {}
         for way in WAYS:
             folders = {name: Path(root, way, name) for name in ("work", "warm")}
             for name, folder in folders.items():
@@ -73,16 +74,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 sizes = write_model(SHAPES[parsed.shape if name == "work" else "1m"], folder / "model")
                 write_adapter(folder / "model", folder / "adapter")
                 if name == "work":
-                    table.title = f"{parsed.shape}: {sizes['all'] / MIB:.0f} MiB of weights"
+                    weights = sizes["all"] / MIB
+                    table.title = f"{parsed.shape}: {weights:.0f} MiB of weights"
             command = [sys.executable, "-m", "benchmarks.merging", "--of", *map(str, folders.values()), way]
             line = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
-            table.add_row(way, *(f"{value:.1f}" for value in json.loads(line).values()))
+            found = json.loads(line)
+            table.add_row(way, *(f"{value:.1f}" for value in found.values()))
+            figures[way] = {"peak_mib": found["MiB"], "processor_seconds": found["CPU s"]}
             results.append(load_file(folders["work"] / way / "model.safetensors"))
         whole, by_tensors = results
         assert all(torch.equal(tensor, by_tensors[name]) for name, tensor in whole.items())
     console = Console()
     console.print(machine())
     console.print(table)
+    store_figures({"weights_mib": weights, **figures}, seeds=[0])
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.logprobs import machine
+from benchmarks.record import store_figures
 from rlhf_core.actors.placement import reserve, worker_bundles
 from rlhf_core.actors.room import require_possible
 from rlhf_core.config.engines.placement import Placement
@@ -109,15 +110,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{started[-1]:.1f} s; {memory():.1f} GiB; load average {os.getloadavg()[0]:.1f}"
         )
         table = Table("bundles", "checked, s", "reserved, s: median", "least", "most", "released, s")
+        figures = {}
         for bundles in options.bundles:
             done = [place(bundles) for _ in range(options.repeats)]
             times = [each.reserved for each in done]
+            figures[f"{bundles} bundles"] = {
+                "median_seconds": statistics.median(times), "least_seconds": min(times), "most_seconds": max(times)
+            }  # fmt: skip
             table.add_row(
                 str(bundles), f"{statistics.median(each.checked for each in done):.3f}",
                 f"{statistics.median(times):.3f}", f"{min(times):.3f}", f"{max(times):.3f}",
                 f"{statistics.median(each.released for each in done):.3f}",
             )  # fmt: skip
         console.print(table)
+        store_figures(figures)
 
 
 if __name__ == "__main__":

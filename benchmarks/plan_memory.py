@@ -22,6 +22,7 @@ from rich.table import Table
 
 from benchmarks.loading import MIB, SHAPES, rank_outputs, resident, restarted_peak, write_model
 from benchmarks.logprobs import machine
+from benchmarks.record import store_figures
 from benchmarks.stage_alone import FolderContext, stage_input
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages.language_models import SFTConfig
@@ -96,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not parsed.keep_freed:
         os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**17)  # of the ranks: blocks from 128 KiB are maps of their own
     table = Table("SFT", "ranks", "planned, MiB", "peak, MiB", "planned / peak", title=parsed.shape)
+    figures: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as work:
         folder, warm = Path(work, "model"), Path(work, "warm")
         write_model(SHAPES[parsed.shape], folder)
@@ -108,9 +110,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             peak = max(map(int, rank_outputs(arguments, case.ranks))) / MIB
             planned = memory(case.config, shape).worker / MIB
             table.add_row(case.name, str(case.ranks), f"{planned:.0f}", f"{peak:.0f}", f"{planned / peak:.2f}")
+            figures[case.name] = {"planned_mib": planned, "peak_mib": peak, "planned_of_peak": planned / peak}
     console = Console()
     console.print(machine())
     console.print(table)
+    if shares := [each["planned_of_peak"] for name, each in figures.items() if "ZeRO 3" not in name]:
+        figures["without ZeRO 3"] = {"planned_of_peak": [min(shares), max(shares)]}
+    store_figures(figures)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from rich.table import Table
 from benchmarks.grpo_ours import config
 from benchmarks.grpo_workload import GRPOWorkload
 from benchmarks.logprobs import machine
+from benchmarks.record import store_figures
 from benchmarks.stage_alone import FolderContext, stage_input
 from benchmarks.word_models import make_model
 from rlhf_core.algorithms import build_algorithm
@@ -173,7 +174,9 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(width=120)
     console.print(machine())
     if "transports" in arguments:
-        console.print(transport_table(measure_transports(REPEATS)))
+        taken = measure_transports(REPEATS)
+        console.print(transport_table(taken))
+        store_figures({name: _of_folder(each, taken["folder"]) for name, each in taken.items()})
         return 0
     results = []
     for size, dtype in CASES:
@@ -184,7 +187,18 @@ def main(arguments: Sequence[str]) -> int:
                 make_model(workload.shape, model)
                 results.append((workload, measure(workload, model, REPEATS)))
     console.print(table(results))
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    for workload, result in results:
+        whole = sum(seconds for phase, seconds in result.seconds.items() if phase != "read back")
+        seconds = whole - result.seconds["read whole"] + result.seconds["read back"]
+        figures.setdefault(workload.size, {})[workload.dtype] = {"seconds": seconds, "read_whole_seconds": whole}
+    store_figures(figures)
     return 0
+
+
+def _of_folder(taken: Sequence[Taken], folder: Sequence[Taken]) -> dict[str, float]:
+    ratios = [own / theirs for (own, _), (theirs, _) in zip(taken, folder, strict=True)]
+    return {"seconds": statistics.median(own for own, _ in taken), "of_folder": statistics.median(ratios)}
 
 
 if __name__ == "__main__":

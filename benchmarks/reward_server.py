@@ -29,6 +29,7 @@ import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from benchmarks.logprobs import machine
+from benchmarks.record import store_figures
 from rlhf_core.chat.tokenizers import word_level_tokenizer
 from rlhf_core.config.rewards.rewards import HTTPReward
 from rlhf_core.errors import RewardError
@@ -185,6 +186,10 @@ def main() -> None:
         f"{len(got)} answered, {len(errors)} errors, {lost} lost; largest difference {worst:.1e}; "
         f"{seconds:.1f} s, {len(got) / seconds:.0f} texts/s"
     )
+    store_figures({
+        "texts": len(all_texts), "answered": len(got), "errors": len(errors), "lost": lost,
+        "largest_difference": worst, "texts_per_second": len(got) / seconds,
+    })  # fmt: skip
     for error in sorted(set(errors.values())):
         print("error:", error)
     if lost or worst > TOLERANCE:

@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.layouts import VOCABULARY
+from benchmarks.record import store_figures
 from rlhf_core.mesh import current_mesh
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.packing import pack
@@ -122,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shown = Table(
         "heads", "batch", "ranks", "kept, MiB a rank", "s a pass", "CPU s a rank", "log-probs off", "gradient off"
     )
+    figures: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for ranks in parsed.ranks:
@@ -137,12 +139,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for process in processes:
                 process.join()
             for case in json.loads((folder / f"{ranks}.json").read_text()):
+                figures.setdefault(f"{case['heads']} heads, {case['batch']}", {})[f"ranks {ranks}"] = {
+                    "mib": case["mebibytes"], "seconds": case["seconds"], "processor_seconds": case["worked"]
+                }  # fmt: skip
                 shown.add_row(
                     str(case["heads"]), case["batch"], str(ranks), f"{case['mebibytes']:.0f}",
                     f"{case['seconds']:.1f}", f"{case['worked']:.1f}",
                     f"{case['logprobs']:.1e}", f"{case['gradient']:.1e}",
                 )  # fmt: skip
     Console(width=120).print(shown)
+    store_figures(figures, seeds=[0])
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from rich.table import Table
 from benchmarks.grpo_ours import measured_steps
 from benchmarks.grpo_workload import GRPOWorkload, rows
 from benchmarks.logprobs import machine
+from benchmarks.record import store_figures
 from benchmarks.stage_alone import stage_inputs
 from benchmarks.step_inputs import Hardware, Layout, Workload
 from benchmarks.step_model import step
@@ -115,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.print(f"one rank and one engine: {measured}")
         hardware = fitted(shape_of(works["equal"]), pair, measured)
         console.print(f"{hardware}")
+        figures: dict[str, dict[str, dict[str, float]]] = {}
         for kind in options.lengths:
             work = works[kind]
             for ranks, engines in (LAYOUTS[number] for number in options.layouts):
@@ -124,10 +126,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     f"{expected[each]:.2f} / {seen[each]:.2f} = {expected[each] / seen[each]:.2f}" for each in seen
                 ]
                 console.print(kind, ranks, engines, *cells)
+                figures.setdefault(kind, {})[f"ranks {ranks}, engines {engines}"] = {
+                    "predicted_seconds": expected["step"], "measured_seconds": seen["step"],
+                    "predicted_of_measured": expected["step"] / seen["step"],
+                }  # fmt: skip
                 table.add_row(kind, str(ranks), str(engines), *cells)
     table.title = "predicted / measured = ratio"
     console.print(table)
     console.print(f"load average at the end {os.getloadavg()[0]:.1f}")
+    store_figures(figures, seeds=[0])
 
 
 def alone(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
