@@ -85,9 +85,10 @@ dist: setup  ## build the source distribution, and from it the wheel, into dist/
 	@$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist')" > dist/build.log
 	@$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist dist/*.tar.gz && rm dist/build.log && ls dist
 
-pages: setup  ## write the generated pages of docs/reference again: settings, commands, Python API, licences
+pages: setup  ## write the generated pages of docs/reference again: settings, commands, Python API, licences, measurements
 	@$(BIN)/python -m rlhf_core.recipe.settings_page docs/reference/settings.md
 	@for page in commands api licences; do $(BIN)/python -m deployments.pages.$$page docs/reference/$$page.md || exit 1; done
+	@$(BIN)/python -m benchmarks.report
 
 docs:  ## build the documentation's site into build/site, strictly; its packages come into .venv-docs
 	@test -x .venv-docs/bin/mkdocs || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install -q $(DOCS_PACKAGES); }
