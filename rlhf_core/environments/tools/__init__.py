@@ -1,1 +1,1 @@
-"""The environment `tools`: toolsets, calls of the policy, and the sandbox for code."""
+"""The environment `tools`: toolsets, and calls of the policy."""

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from rlhf_core.config.environments.tools import PythonTool
-from rlhf_core.environments.tools import sandbox_process, seccomp
 from rlhf_core.environments.tools.python_tool import PythonTools
-from rlhf_core.environments.tools.sandbox import Sandbox
 from rlhf_core.errors import EpisodeError, StageError
+from rlhf_core.processes import sandbox_process, seccomp
+from rlhf_core.processes.sandbox import Sandbox
 
 pytestmark = pytest.mark.parts
 
@@ -248,7 +248,7 @@ def test_the_failure_of_a_call_is_that_calls() -> None:
 
 
 def run_for_ever(box: Sandbox) -> None:
-    with pytest.raises(EpisodeError, match="the process that runs code of the Python tool has ended"):
+    with pytest.raises(EpisodeError, match="the process that runs the policy's code has ended"):
         asyncio.run(box.run("while True: pass"))
 
 
@@ -264,8 +264,8 @@ def test_a_node_that_cannot_confine_code_is_refused(
     else:
         program = program.replace('    _restrict_files(settings["readable"], folder)\n', "")
     (copy := tmp_path / "sandbox_process.py").write_text(program)
-    monkeypatch.setattr("rlhf_core.environments.tools.sandbox._PROGRAM", copy)
-    with pytest.raises(StageError, match=rf"cannot run the code of the Python tool confined \(it could {could}"):
+    monkeypatch.setattr("rlhf_core.processes.sandbox._PROGRAM", copy)
+    with pytest.raises(StageError, match=rf"cannot run the policy's code confined \(it could {could}"):
         Sandbox(5.0, 0.25)
 
 

@@ -1,4 +1,4 @@
-"""The host of the Python tool: each piece of code gets a keeper, a fork of the host, and runs in a fork of its keeper.
+"""The host of a sandbox: each piece of code gets a keeper, a fork of the host, and runs in a fork of its keeper.
 
 The code's process confines itself before it runs any: it can read the Python installation and its own empty folder,
 write in that folder, compute, and do nothing else. Landlock (files), seccomp (everything else) and resource limits are

@@ -1,4 +1,4 @@
-"""seccomp filter of the system calls that the code of the Python tool may make.
+"""seccomp filter of the system calls that code in the sandbox may make.
 
 An allow-list: all other calls fail with EPERM, so that there are no sockets, processes, threads, signals, devices or
 shared memory, and nothing outlives the process. File access is left to Landlock (sandbox_process.py).
@@ -65,8 +65,8 @@ def seccomp_filter() -> bytes:
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         raise StageError(
-            f"the Python tool confines code on {', '.join(_ARCHITECTURES)}, and this node is {machine}: run the stage "
-            "on another node, or take the tool away"
+            f"code is confined on {', '.join(_ARCHITECTURES)}, and this node is {machine}: run the stage on another "
+            "node, or leave out what runs code"
         )
     column, architecture = _ARCHITECTURES[machine]
     denied = _ERROR | errno.EPERM

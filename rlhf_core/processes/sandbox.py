@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rlhf_core
-from rlhf_core.environments.tools.seccomp import seccomp_filter
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.processes.forked import ForkedProcess
 from rlhf_core.processes.lines import LineProcess, ProcessError
+from rlhf_core.processes.seccomp import seccomp_filter
 from rlhf_core.system.scratch import new_folder, remove, remove_tree
 
 _PROGRAM = Path(__file__).with_name("sandbox_process.py")
@@ -67,7 +67,7 @@ class Sandbox:
             "processes": len(os.sched_getaffinity(0)), "readable": _readable(),
             "filter": base64.b64encode(seccomp_filter()).decode(),
         }  # fmt: skip
-        self._folder = new_folder("python-tool")
+        self._folder = new_folder("sandbox")
         self._starting = threading.Lock()
         try:
             self._host = self._started()
@@ -92,8 +92,8 @@ class Sandbox:
         if "error" in answer:
             host.end()
             raise StageError(
-                f"this node cannot run the code of the Python tool confined ({answer['error']}): it needs Linux 5.13 "
-                "or later with Landlock and seccomp, and what `modules` names; use another node, or leave the tool out"
+                f"this node cannot run the policy's code confined ({answer['error']}): it needs Linux 5.13 or later "
+                "with Landlock and seccomp, and what `modules` names; use another node, or leave out what runs code"
             )
         return host
 
@@ -102,7 +102,7 @@ class Sandbox:
             status = self._host.process.status()
             if status is None:
                 return  # another call has done it
-            print(f"the host of the Python tool has ended ({status}): it is started again", file=sys.stderr)
+            print(f"the host of the sandbox has ended ({status}): it is started again", file=sys.stderr)
             self._host.control.close()
             for left in self._folder.iterdir():
                 remove_tree(left)
@@ -120,16 +120,14 @@ class Sandbox:
         try:
             folder = Path(tempfile.mkdtemp(dir=self._folder))
         except OSError as error:
-            raise EpisodeError(f"there can be no folder for code of the Python tool: {error}") from error
+            raise EpisodeError(f"there can be no folder for the policy's code: {error}") from error
         process = ForkedProcess(self._host.control)
         try:
             await process.begin()
             await process.send({"folder": str(folder), "code": code})
             return CodeResult(**await process.receive())
         except ProcessError as error:
-            raise EpisodeError(
-                f"the process that runs code of the Python tool has ended: it {error}; see the log"
-            ) from error
+            raise EpisodeError(f"the process that runs the policy's code has ended: it {error}; see the log") from error
         finally:
             await process.finish()  # then no process is left that could write into the folder
             process.close()
