@@ -88,7 +88,8 @@ def _refused_with(functions: Mapping[str, UserCode], file: Path, log: IO[bytes],
     try:
         for key, config in functions.items():
             parameters = config.parameters if isinstance(config, CodeEnvironment | FunctionReward) else ()
-            function = UserFunction(file, config.function, config.path, parameters, config.options, _kind(config))
+            form = config.form if isinstance(config, FunctionReward) else "alignment"
+            function = UserFunction(file, config.function, config.path, parameters, config.options, _kind(config), form)
             process = process or UserProcess(function, LOADING_SECONDS, log=log, folder=folder)
             try:
                 process.load(function)

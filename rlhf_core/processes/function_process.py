@@ -19,8 +19,9 @@ from threading import enumerate as enumerate_threads
 from types import ModuleType
 from typing import IO, Any
 
-from rlhf_core.errors import RecipeError, StageError
+from rlhf_core.errors import RecipeError, RewardError, StageError
 from rlhf_core.processes.lines import open_pipes, received
+from rlhf_core.processes.reward_forms import adapted
 from rlhf_core.processes.tool_functions import tools_of
 from rlhf_core.processes.user_code import (
     check_function,
@@ -83,6 +84,9 @@ def _loaded(
         check_maker(function, options, f"{shown}:{name}")
     elif request["kind"] == "tool":
         tools_of(function, options, f"{shown}:{name}")
+    elif request["form"] != "alignment":
+        _check_returns(function, f"{shown}:{name}")
+        function, options = adapted(function, request["form"], options, f"{shown}:{name}"), {}
     else:
         check_signature(function, parameters, options, f"{shown}:{name}")
     if request["kind"] == "source" and inspect.iscoroutinefunction(inspect.unwrap(function)):
@@ -94,10 +98,7 @@ def check_signature(
     function: Callable[..., Any], parameters: Sequence[str], options: Mapping[str, Any], name: str
 ) -> None:
     """Raise RecipeError unless `function` can be called with `parameters` and `options`, all by name."""
-    if isinstance(function, type):
-        raise RecipeError(f"{name} is a class: give a function, or an object that can be called")
-    if _is_generator(function):
-        raise RecipeError(f"{name} is a generator, because it has a `yield`: collect the values and return a list")
+    _check_returns(function, name)
     try:
         inspect.signature(function).bind(**dict.fromkeys(parameters), **options)
     except (TypeError, ValueError) as error:
@@ -105,6 +106,14 @@ def check_signature(
         others = f" and its options {sorted(options)}" if options else ""
         hint = "; columns of the data are in `rows`, as rows[i]['answer']" if "rows" in parameters else ""
         raise RecipeError(f"{name} must take {takes}{others}, by these names: {why_unfit(error)}{hint}") from error
+
+
+def _check_returns(function: Callable[..., Any], name: str) -> None:
+    """Raise RecipeError for a class, whose call makes an object, and for a generator function."""
+    if isinstance(function, type):
+        raise RecipeError(f"{name} is a class: give a function, or an object that can be called")
+    if _is_generator(function):
+        raise RecipeError(f"{name} is a generator, because it has a `yield`: collect the values and return a list")
 
 
 def _is_generator(function: Callable[..., Any]) -> bool:
@@ -120,6 +129,8 @@ def _answer(function: Callable[..., Any], arguments: Mapping[str, Any], runner: 
         if inspect.isawaitable(returned):
             returned = runner.run(_awaited(returned))
         values = [_plain(value) for value in _listed(returned)] if _is_sequence(returned) else None
+    except RewardError as error:  # of its form: the rows or the result do not fit
+        return {"error": str(error), "error_type": "RewardError"}
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the user's code may raise anything
         return {"error": user_error(error)}
     return {"values": values, "type": type(returned).__name__}

@@ -23,6 +23,7 @@ class UserFunction:
     parameters: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     kind: CodeKind = "function"
+    form: str = "alignment"  # how a reward is called, see reward_forms.py; alignment: by name with `parameters`
 
     @property
     def name(self) -> str:
@@ -75,7 +76,7 @@ class UserProcess:
         request = {
             "file": str(function.file), "function": function.function, "shown": function.shown,
             "parameters": function.parameters, "options": function.options,
-            "kind": function.kind,
+            "kind": function.kind, "form": function.form,
         }  # fmt: skip
         self.loaded = self._exchange(request, seconds, f"could not be loaded within {seconds:g} s")
 

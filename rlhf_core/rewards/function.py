@@ -12,10 +12,12 @@ from rlhf_core.contract import StageContext
 from rlhf_core.errors import RewardError
 from rlhf_core.processes.user_process import UserFunction, UserProcess
 from rlhf_core.rewards.base import RewardResult, checked_result, tolerated
+from rlhf_core.rewards.http import without_repeated
 
 
 class RewardFunction:
-    """`function(completions, prompts, rows, **options)` of a Python file, called by name, in batches.
+    """`function(completions, prompts, rows, **options)` of a Python file, called by name, in batches; or a function of
+    TRL, OpenRLHF or verl, called in its form (processes/reward_forms.py).
 
     It may be `async`: its result is awaited in its process.
     """
@@ -27,7 +29,7 @@ class RewardFunction:
     def __init__(self, config: FunctionReward, file: Path, *, log: IO[bytes] | None = None, folder: Path | None = None):
         """log, folder: see UserProcess."""
         self._config = config
-        function = UserFunction(file, config.function, config.path, config.parameters, config.options)
+        function = UserFunction(file, config.function, config.path, config.parameters, config.options, form=config.form)
         self._name = function.name
         self._process = UserProcess(function, log=log, folder=folder)
 
@@ -40,6 +42,8 @@ class RewardFunction:
             part = slice(start, start + self._config.batch_size)
             batch: list[list[Any]] = [list(completions[part]), list(prompts[part]), [dict(row) for row in rows[part]]]
             values += tolerated(share, len(batch[0]), self._values, batch)
+        if self._config.form == "openrlhf":
+            values = without_repeated(values)
         result = checked_result(values, len(completions), self._name, share)
         return replace(result, separator=self._config.separator)
 

@@ -53,7 +53,7 @@ class RewardServer:
         judged = self._servers.map(lambda batch: tolerated(share, len(batch.completions), self._judged, batch), batches)
         values = [value for part in judged for value in part]
         if self._config.form == "openrlhf":
-            values = _without_repeated(values)
+            values = without_repeated(values)
         result = checked_result(values, len(completions), self._servers.name, share)
         metrics = {name: [value] * len(completions) for name, value in self._servers.metrics().items()}
         return replace(result, extra={**result.extra, **metrics})
@@ -101,7 +101,7 @@ class RewardServer:
         return frozenset({"rewards", "scores", self._extra})
 
 
-def _without_repeated(values: list[Any]) -> list[Any]:
+def without_repeated(values: list[Any]) -> list[Any]:
     """Remove scores from `values` if they repeat the rewards, and are not all from 0 to 1."""
     scored = [value for value in values if isinstance(value, dict) and "score" in value]
     repeated = all(value["score"] == value["reward"] for value in scored)

@@ -18,8 +18,8 @@ from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import BatchSize, PartialShare, Reward, Seconds
 from rlhf_core.config.plugins import Table
 from rlhf_core.config.rewards.judges import JudgeConfig
+from rlhf_core.config.rewards.verifiers import VerifierConfig
 from rlhf_core.config.servers import CompletionTemplate, ServerConfig
-from rlhf_core.config.texts import AnswerPattern
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import CalledBeforeJob, check_options
 
@@ -143,19 +143,10 @@ class ProcessRewardModelReward(ModelReward):
     separator: str = Field(default="\n", min_length=1, description="text that ends a step")
 
 
-class VerifierReward(TextReward):
-    """`exact`: the completion's answer equals the row's `answer`. `reasoning_gym`: the task's own scorer."""
+class VerifierReward(VerifierConfig, TextReward):
+    __doc__ = VerifierConfig.__doc__
 
     type: Literal["verifier"]
-    kind: Literal["exact", "reasoning_gym"] = Field(
-        default="exact", description="compare with the row's `answer`, or use the task's own scorer"
-    )
-    pattern: AnswerPattern | None = Field(
-        default=None, description="regular expression whose group 1 is the answer; none: the whole text"
-    )
-    timeout_seconds: Seconds = operational(
-        10.0, description="time limit for the extraction of one answer, and for its scoring; exceeding it is an error"
-    )
 
     @property
     def gives_scores(self) -> bool:
@@ -163,7 +154,7 @@ class VerifierReward(TextReward):
 
     @property
     def row_columns(self) -> tuple[str, ...]:
-        return ("answer",) if self.kind == "exact" else ("task", "metadata")
+        return self.verifier.row_columns
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -172,13 +163,19 @@ class VerifierReward(TextReward):
 
 class FunctionReward(TextReward, CalledBeforeJob):
     """`function(completions, prompts, rows, **options)` of a Python file, called with these names; returns a float or
-    {reward, score, ...} for each. It may be `async`.
+    {reward, score, ...} for each. It may be `async`. Other forms are functions of TRL, OpenRLHF and verl.
     """
 
     parameters: ClassVar[tuple[str, ...]] = ("completions", "prompts", "rows")
 
     type: Literal["function"]
     function: str = Field(default="reward", description="its name in the Python file")
+    form: Literal["alignment", "openrlhf", "trl", "trl_conversational", "verl"] = since_default(
+        "alignment",
+        description="how it is called: as here; reward_func(queries, prompts, labels); f(prompts, completions, "
+        "**columns) with texts, or with lists of messages; compute_score(data_source, solution_str, ground_truth, "
+        "extra_info)",
+    )
     options: dict[str, Any] = Field(default={}, description="further keyword arguments")
     timeout_seconds: Seconds = Field(default=60.0, description="time limit of a call; a later answer is an error")
     batch_size: BatchSize = Field(default=4096, description="maximum number of completions in a call")
@@ -186,7 +183,8 @@ class FunctionReward(TextReward, CalledBeforeJob):
 
     @model_validator(mode="after")
     def _options_are_its_own(self) -> FunctionReward:
-        check_options(self.options, self.parameters, self.function)
+        if self.form == "alignment":
+            check_options(self.options, self.parameters, self.function)
         return self
 
 

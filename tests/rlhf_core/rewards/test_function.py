@@ -245,7 +245,7 @@ def test_after_a_hang_a_new_process_serves_and_the_old_one_is_gone(context: Loca
 def test_a_function_that_never_returns_ends_when_its_stage_is_killed(context: LocalContext) -> None:
     opening = {
         "file": str(context.user_file("rewards.py")), "function": "hangs", "shown": "rewards.py",
-        "parameters": ["completions", "prompts", "rows"], "options": {}, "kind": "function",
+        "parameters": ["completions", "prompts", "rows"], "options": {}, "kind": "function", "form": "alignment",
     }  # fmt: skip
     command = [sys.executable, "-m", "rlhf_core.processes.function_process"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
