@@ -62,12 +62,34 @@ def sequence_policy_loss(
     complete. clip_fraction: share of tokens whose sequence has no gradient.
     """
     log_ratio = logprobs[mask] - old_logprobs[mask]
-    ids = sequence_ids(sequence_lengths, mask.numel())[mask]
-    zeros = log_ratio.new_zeros(sequence_lengths.numel())
-    counts = zeros.index_add(0, ids, torch.ones_like(log_ratio))
-    means = zeros.index_add(0, ids, log_ratio) / counts.clamp(min=1)
-    terms, stopped = _clipped_terms(means[ids], advantages[mask], clip_low, clip_high, dual_clip)
+    means = _means_of_sequences(log_ratio, mask, sequence_lengths)
+    terms, stopped = _clipped_terms(means, advantages[mask], clip_low, clip_high, dual_clip)
     return (terms * loss_weights[mask]).sum(), _metrics(log_ratio, stopped)
+
+
+def geometric_mean_policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    sequence_lengths: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> LossAndMetrics:
+    """GMPO, arXiv:2507.20673: the geometric mean of a sequence's ratios, each clipped first, times the advantage.
+
+    The log-ratio of a token is at most clip_high where its advantage is not negative, and else at least -clip_low, so
+    that a clipped token has no gradient and the others of its sequence keep theirs. With the aggregation `sequence`
+    this is the paper's mean over sequences.
+    logprobs, old_logprobs, advantages: (N,) float32; mask: (N,) bool; sequence_lengths: (S,) int64. Sequences must be
+    complete. clip_fraction: share of tokens without gradient.
+    """
+    log_ratio, of_tokens = logprobs[mask] - old_logprobs[mask], advantages[mask]
+    clipped = torch.where(of_tokens < 0, log_ratio.clamp(min=-clip_low), log_ratio.clamp(max=clip_high))
+    ratios = _bounded(_means_of_sequences(clipped, mask, sequence_lengths)).exp()
+    return -(ratios * of_tokens * loss_weights[mask]).sum(), _metrics(log_ratio, clipped != log_ratio)
 
 
 def cispo_policy_loss(
@@ -114,6 +136,14 @@ def soft_gated_policy_loss(
     gates = (temperatures * (_bounded(log_ratio).exp() - 1)).sigmoid()
     terms = -4 / temperatures * gates * of_tokens
     return (terms * loss_weights[mask]).sum(), _metrics(log_ratio, 4 * gates * (1 - gates) < 0.5)
+
+
+def _means_of_sequences(values: Tensor, mask: Tensor, sequence_lengths: Tensor) -> Tensor:
+    """Return at each trained token the mean of `values`, (M,) of the trained tokens, over its sequence, (M,)."""
+    ids = sequence_ids(sequence_lengths, mask.numel())[mask]
+    zeros = values.new_zeros(sequence_lengths.numel())
+    counts = zeros.index_add(0, ids, torch.ones_like(values))
+    return (zeros.index_add(0, ids, values) / counts.clamp(min=1))[ids]
 
 
 def _clipped_terms(

@@ -11,6 +11,7 @@ from rlhf_core.config.rl.algorithms import (
     DAPOConfig,
     DrGRPOConfig,
     GDPOConfig,
+    GMPOConfig,
     GRPOConfig,
     GSPOConfig,
     OnPolicyDistillationConfig,
@@ -51,6 +52,7 @@ ALGORITHMS: Table[AlgorithmEntry] = Table("algorithms", AlgorithmEntry, {
         "rlhf_core.algorithms.on_policy_distillation:OnPolicyDistillation",
     ),
     "cispo": AlgorithmEntry("cispo", CISPOConfig, "rlhf_core.algorithms.cispo:CISPO"),
+    "gmpo": AlgorithmEntry("gmpo", GMPOConfig, "rlhf_core.algorithms.gmpo:GMPO"),
     "sapo": AlgorithmEntry("sapo", SAPOConfig, "rlhf_core.algorithms.sapo:SAPO"),
 })  # fmt: skip
 

@@ -51,6 +51,7 @@ class AlgorithmConfig(Config):
     """Settings shared by all policy-gradient algorithms."""
 
     takes_process_rewards: ClassVar[bool] = False
+    mismatch_example: ClassVar[str] = "{correction: truncate, low: 0.0, high: 2.0}"
 
     rewards: dict[JudgeName, RewardConfig] = Field(
         min_length=1, description="the training rewards, summed by their weights"
@@ -144,7 +145,7 @@ class AlgorithmConfig(Config):
             return self
         scoring = [self.filtering.score] if self.filtering.score is not None else list(self.scorers)
         reward = self.scorers[scoring[0]] if len(scoring) == 1 else None
-        if not isinstance(reward, VerifierReward) or reward.kind != "exact":
+        if not isinstance(reward, VerifierReward) or not reward.verifier.two_valued:
             return self
         means = [right / self.group_size for right in range(self.group_size + 1)]
         if not any(self.filtering.low < mean < self.filtering.high for mean in means):
@@ -301,22 +302,37 @@ class GDPOConfig(GRPOConfig):
         return self
 
 
-class GSPOConfig(GRPOConfig):
-    """arXiv:2507.18071: one ratio per completion, the geometric mean of its tokens' ratios."""
+class CompletionRatioConfig(GRPOConfig):
+    """Settings shared by algorithms with one ratio per completion."""
 
     takes_process_rewards: ClassVar[bool] = False
+    mismatch_example: ClassVar[str] = "{correction: sequence_filter, low: 0.5, high: 2.0}"
+
+    @model_validator(mode="after")
+    def _completions_stay_whole(self) -> CompletionRatioConfig:
+        if self.mismatch is not None and self.mismatch.correction != "sequence_filter":
+            raise ValueError(
+                f"mismatch.correction is {self.mismatch.correction}, which judges single tokens, but this algorithm "
+                "judges whole completions: use sequence_filter"
+            )
+        return self
+
+
+class GSPOConfig(CompletionRatioConfig):
+    """arXiv:2507.18071: one ratio per completion, the geometric mean of its tokens' ratios."""
 
     clip_low: ClipLow = Field(default=3e-4, description="the ratio of new to old probability is clipped at 1 - this")
     clip_high: ClipHigh = Field(default=4e-4, description="the ratio is clipped at 1 + this")
 
-    @model_validator(mode="after")
-    def _completions_stay_whole(self) -> GSPOConfig:
-        if self.mismatch is not None and self.mismatch.correction != "sequence_filter":
-            raise ValueError(
-                f"mismatch.correction is {self.mismatch.correction}, which judges single tokens; gspo judges whole "
-                "completions: use sequence_filter"
-            )
-        return self
+
+class GMPOConfig(CompletionRatioConfig):
+    """arXiv:2507.20673: one ratio per completion, the geometric mean of its tokens' ratios after their clips."""
+
+    clip_low: ClipHigh = Field(
+        default=0.4, description="the logarithm of the ratio of new to old probability is clipped at -this"
+    )
+    clip_high: ClipHigh = Field(default=0.4, description="the logarithm of the ratio is clipped at this")
+    dual_clip: None = Field(default=None, description="not part of this loss")
 
 
 class CISPOConfig(GRPOConfig):

@@ -223,12 +223,10 @@ class RLConfig(RLSettings):
                 "step; raise asynchronous.in_flight instead"
             )
         if "mismatch" not in self.settings.model_fields_set:
-            correction = "sequence_filter" if self.block == "gspo" else "truncate"
             raise ValueError(
                 f"asynchronous: completions are up to max_lag={self.max_lag} updates older than the weights that are "
-                f"trained on them, and nothing corrects for it: give {self.block}.mismatch, such as {{correction: "
-                f"{correction}, low: {0.5 if self.block == 'gspo' else 0.0}, high: 2.0}}, or, to train on them as they "
-                f"are, {self.block}.mismatch: null"
+                f"trained on them, and nothing corrects for it: give {self.block}.mismatch, such as "
+                f"{self.settings.mismatch_example}, or, to train on them as they are, {self.block}.mismatch: null"
             )
         for name, reward in self.settings.model_rewards.items():
             if reward.placement is None:

@@ -101,7 +101,7 @@ def expected(name: str, e: Scored, kind: str) -> Tokens:
             to_teacher = tokens_of(e.teacher_logprobs - e.old_logprobs)
             parts = zip(spread(centred([*REWARDS], deviation=False), penalties), penalties, to_teacher, strict=True)
             return [[sum(token) for token in zip(*sequence, strict=True)] for sequence in parts]
-        case "grpo" | "dapo" | "gspo" | "cispo" | "sapo":
+        case "grpo" | "dapo" | "gspo" | "gmpo" | "cispo" | "sapo":
             return spread(centred(whole, deviation=True), penalties)
 
 

@@ -23,7 +23,7 @@ EVERY = pytest.mark.parametrize("name", NAMES)
 AGGREGATED: dict[str, str] = {
     "ppo": "token", "reinforce++": "token", "reinforce++-baseline": "token", "rloo": "constant", "grpo": "sequence",
     "dr-grpo": "constant", "dapo": "token", "gdpo": "sequence", "gspo": "sequence", "cispo": "token",
-    "sapo": "sequence",
+    "gmpo": "sequence", "sapo": "sequence",
     "on-policy-distillation": "token",
 }  # fmt: skip
 
@@ -142,13 +142,14 @@ def test_the_entropy_bonus_pulls_entropy_up() -> None:
 
 @EVERY
 def test_the_mismatch_correction_weighs_the_policy_gradient(name: str) -> None:
-    correction = "sequence_filter" if name == "gspo" else "truncate"
+    whole = name in ("gspo", "gmpo")
+    correction = "sequence_filter" if whole else "truncate"
     block = {"mismatch": {"correction": correction, "low": 0.0, "high": 1.5}}
     algorithm, e = prepared(name, **block)
     assert e.old_logprobs is not None
     assert e.rollout_logprobs is not None
     ratio = (e.old_logprobs - e.rollout_logprobs).exp().clamp(max=1.5)
-    if name == "gspo":  # one ratio a completion: what its tokens weigh is the mean of theirs
+    if whole:  # one ratio a completion: what its tokens weigh is the mean of theirs
         for start, length in zip((0, 4, 9, 11), LENGTHS, strict=True):
             own = ratio[start : start + length]
             own[:] = own[e.loss_mask[start : start + length]].mean()

@@ -50,6 +50,7 @@ def problem(name: str, rl: dict[str, Any] | None = None, **block: Any) -> str:
         ("gspo", 8, "sequence", (3e-4, 4e-4), ("k3", "loss")),
         ("cispo", 8, "token", (1.0, 4.0), ("k3", "loss")),
         ("on-policy-distillation", 1, "token", (0.2, 0.2), ("k1", "reward")),
+        ("gmpo", 8, "sequence", (0.4, 0.4), ("k3", "loss")),
         ("sapo", 8, "sequence", (None, None), ("k3", "loss")),
     ],
 )
@@ -86,7 +87,7 @@ def test_minibatches_divide_the_completions_of_a_step() -> None:
         ("grpo", {"aggregation_length": 64}, "aggregation_length is set, but aggregation is sequence"),
         ("ppo", {"critic": {"optimizer": OPTIMIZER, "warmup_steps": 3}}, "ppo.critic.warmup_steps is 3 of 3 steps"),
         ("grpo", {"mismatch": {"correction": "truncate", "low": 1.0, "high": 1.0}}, "low is 1 and high is 1"),
-        ("gspo", {"mismatch": {"correction": "truncate", "low": 0.0, "high": 2.0}}, "gspo judges whole completions"),
+        ("gspo", {"mismatch": {"correction": "truncate", "low": 0.0, "high": 2.0}}, "judges whole completions"),
         ("grpo", {"aggregation": "tokens"}, "'token', 'sequence' or 'constant'"),
         ("on-policy-distillation", {"rewards": EXACT}, "group_size is 1, but `rewards` compare"),
         ("on-policy-distillation", {"cross_entropy": {"coefficient": 1.0, "least_reward": 1.0}}, "there are no"),

@@ -111,7 +111,7 @@ def test_an_episode_has_the_weight_of_one_completion(kind: Aggregation) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     [
-        *((name, {}) for name in ALGORITHMS if name not in ("gspo", "ppo")), ("grpo", {"minibatches": 2}),
+        *((name, {}) for name in ALGORITHMS if name not in ("gspo", "gmpo", "ppo")), ("grpo", {"minibatches": 2}),
         ("rloo", {"kl": {"coefficient": 0.1, "place": "reward"}}),
         ("grpo", {"engine": {"dtype": "float32", "zero_stage": 0, "tokens_per_micro_batch": 100}}),
     ],
@@ -119,7 +119,7 @@ def test_an_episode_has_the_weight_of_one_completion(kind: Aggregation) -> None:
 def test_an_update_does_not_depend_on_how_episodes_are_cut(
     algorithm: str, settings: dict[str, Any], model: Input, tmp_path: Path
 ) -> None:
-    """GSPO has one ratio for each sequence, and PPO's GAE goes along one."""
+    """GSPO and GMPO have one ratio for each sequence, and PPO's GAE goes along one."""
     probe = pack_trajectories(episodes(cut_in_two=False))
     after, metrics = [], []
     for cut_in_two in (False, True):

@@ -379,7 +379,7 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], problem: str
         RLConfig.model_validate({**SETTINGS, **settings})
 
 
-@pytest.mark.parametrize("block", ["grpo", "gspo"])
+@pytest.mark.parametrize("block", ["grpo", "gspo", "gmpo"])
 def test_the_mismatch_that_is_proposed_can_be_given(block: str) -> None:
     asked = {**SETTINGS, "algorithm": block, "grpo": None, block: UNCORRECTED}
     with pytest.raises(ValueError, match=rf"give {block}\.mismatch, such as ") as raised:
