@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -89,6 +90,16 @@ def test_the_source_distribution_has_what_the_wheel_is_made_of(distributions: Di
     made = {name for name in names if name.startswith("alignment.egg-info/")} | {"PKG-INFO", "setup.cfg"}
     ours = {name for name in files_of_packages() if not name.startswith(OF_A_CHECKOUT)}
     assert names - made == ours | BESIDE | LOCKS
+
+
+def test_the_changelog_has_this_version_and_its_changes_by_kind() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > 200] == []
+    versions = [line for line in lines if line.startswith("## ") and line != "## [Unreleased]"]
+    assert all(re.fullmatch(r"## \[\d+\.\d+\.\d+\] - \d{4}-\d{2}-\d{2}", line) for line in versions)
+    assert versions[0].startswith(f"## [{__version__}] ")
+    kinds = ("### Added", "### Changed", "### Removed", "### Fixed")
+    assert {line for line in lines if line.startswith("### ")} <= set(kinds)
 
 
 @pytest.mark.endurance("two-nodes")
