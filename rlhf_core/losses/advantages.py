@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from rlhf_core.types import sequence_ids
 _VARIANCE_FLOOR = 1e-8
 _STD_EPSILON = 1e-6
 _SEQUENCES_OF_BLOCK = 1024
+
+DivideByStd = bool | Literal["batch"]  # by the deviation of the group, or of all groups together
 
 
 @torch.no_grad()
@@ -100,12 +103,13 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def group_normalised(rewards: Tensor, group_ids: Tensor, *, divide_by_std: bool = True) -> Tensor:
+def group_normalised(rewards: Tensor, group_ids: Tensor, *, divide_by_std: DivideByStd = True) -> Tensor:
     """Reward minus the mean of its group, divided by the group's standard deviation: section 4.1.2 of arXiv:2402.03300.
 
     rewards: (S,) float32, one per completion; group_ids: (S,) int64, equal for completions of one prompt, in any
     order. The paper does not specify the estimator: here it is the unbiased standard deviation plus 1e-6.
-    divide_by_std=False omits the division (Dr. GRPO, arXiv:2503.20783).
+    divide_by_std=False omits the division (Dr. GRPO, arXiv:2503.20783); "batch" divides by the standard deviation of
+    all `rewards` (Lite PPO, arXiv:2508.08221).
     Returns (S,) float32; exactly 0 for a group whose rewards are all equal, such as a group of one.
     """
     _, groups = torch.unique(group_ids, return_inverse=True)
@@ -117,7 +121,10 @@ def group_normalised(rewards: Tensor, group_ids: Tensor, *, divide_by_std: bool 
     )
     means = torch.zeros_like(counts).index_add_(0, groups, exact) / counts
     centred = exact - means[groups]
-    if divide_by_std:
+    if divide_by_std == "batch":
+        squares = (exact - exact.mean()).square().sum()
+        centred = centred / ((squares / max(exact.numel() - 1, 1)).sqrt() + _STD_EPSILON)
+    elif divide_by_std:
         squares = torch.zeros_like(counts).index_add_(0, groups, centred.square())
         deviations = (squares / (counts - 1).clamp(min=1)).sqrt()
         centred = centred / (deviations[groups] + _STD_EPSILON)
@@ -169,7 +176,7 @@ def process_advantages(
     mask: Tensor,
     sequence_lengths: Tensor,
     *,
-    divide_by_std: bool = True,
+    divide_by_std: DivideByStd = True,
 ) -> Tensor:
     """Process supervision, section 4.1.3 of arXiv:2402.03300: the rewards of steps are normalised over all steps of all
     completions of a prompt; the advantage of a token is the sum over the steps that end at it or later.

@@ -6,9 +6,9 @@ coefficient 0, whatever the paper's, and groups and optimizers have defaults of 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, since_default
 from rlhf_core.config.numbers import (
@@ -22,6 +22,7 @@ from rlhf_core.config.numbers import (
     Passes,
     Share,
     Tokens,
+    no_number,
 )
 from rlhf_core.config.rewards.rewards import ModelReward, RewardConfig, Scorer, VerifierReward
 from rlhf_core.config.rl.components import CrossEntropyConfig, MismatchConfig, PolicyTeacherConfig
@@ -32,6 +33,7 @@ from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.config.texts import JudgeName
 
 Aggregation = Literal["token", "sequence", "constant"]
+DivideByDeviation = Annotated[Literal[False, True, "batch"], BeforeValidator(no_number)]
 
 
 def _aggregation(default: Aggregation) -> Any:
@@ -40,7 +42,8 @@ def _aggregation(default: Aggregation) -> Any:
 
 
 def _divide_by_deviation(default: bool) -> Any:
-    return Field(default=default, description="divide rewards by the deviation of their group")
+    how = "divide rewards, less the mean of their group, by the deviation of the group, or `batch`: of the whole step"
+    return Field(default=default, description=how)
 
 
 def _kl(default: KLConfig) -> Any:
@@ -262,14 +265,14 @@ class GRPOConfig(GroupConfig):
 
     kl: LossKLConfig = _kl(LossKLConfig())
     aggregation: Aggregation = _aggregation("sequence")
-    divide_by_deviation: bool = _divide_by_deviation(True)
+    divide_by_deviation: DivideByDeviation = _divide_by_deviation(True)
 
 
 class DrGRPOConfig(GRPOConfig):
     """arXiv:2503.20783: GRPO without division by the group's deviation and by the length, its two biases."""
 
     aggregation: Aggregation = _aggregation("constant")
-    divide_by_deviation: bool = _divide_by_deviation(False)
+    divide_by_deviation: DivideByDeviation = _divide_by_deviation(False)
 
 
 class DAPOConfig(GRPOConfig):

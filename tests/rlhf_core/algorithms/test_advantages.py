@@ -178,6 +178,42 @@ def test_rewards_of_steps(name: str) -> None:
     close(after.advantages, wanted)
 
 
+def over_the_step(rewards: list[float]) -> list[float]:
+    """Rewards less the mean of their group, over the deviation of all of them."""
+    return [centre / (stdev(rewards) + 1e-6) for centre in centred(rewards, deviation=False)]
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "dapo", "gspo", "gmpo", "cispo", "sapo"])
+def test_rewards_may_be_divided_by_the_deviation_of_the_whole_step(name: str) -> None:
+    config = rl_config(name, divide_by_deviation="batch")
+    e = scored(config)
+    after = build_algorithm(config).advantages(e, torch.tensor(REWARDS), torch.tensor(GROUPS), 0.0)
+    close(after.advantages, spread(over_the_step([*REWARDS]), tokens_of(e.rollout_logprobs)))
+
+
+def test_of_a_single_group_the_deviation_of_the_step_is_that_of_the_group() -> None:
+    of_each = []
+    for divided in (True, "batch"):
+        config = rl_config("grpo", divide_by_deviation=divided, group_size=4)
+        groups = torch.zeros(4, dtype=torch.int64)
+        of_each.append(build_algorithm(config).advantages(scored(config), torch.tensor(REWARDS), groups, 0.0))
+    torch.testing.assert_close(of_each[0].advantages, of_each[1].advantages, rtol=1e-6, atol=0)
+
+
+def test_rewards_of_steps_are_divided_by_the_deviation_of_all_steps() -> None:
+    config = rl_config("grpo", divide_by_deviation="batch")
+    e = scored(config, process_rewards=torch.tensor(STEPS), step_ends=torch.tensor(ENDS))
+    after = build_algorithm(config).advantages(e, torch.tensor(REWARDS), torch.tensor(GROUPS), 0.0)
+    steps, ends = tokens_of(STEPS), tokens_of(ENDS)
+    deviation = stdev([r for group in set(GROUPS) for r in steps_of(group, steps, ends)]) + 1e-6
+    scaled = [
+        [(r - fmean(steps_of(g, steps, ends))) / deviation if end else 0.0 for r, end in zip(s, m, strict=True)]
+        for s, m, g in zip(steps, ends, GROUPS, strict=True)
+    ]
+    parts = zip(over_the_step([*REWARDS]), returns(scaled, gamma=1.0), strict=True)
+    close(after.advantages, [[own + p for p in tokens] for own, tokens in parts])
+
+
 def steps_of(group: int, steps: Tokens, ends: Tokens) -> list[float]:
     """The rewards of all steps of all completions of one prompt."""
     return [

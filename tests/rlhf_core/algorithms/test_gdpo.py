@@ -72,6 +72,15 @@ def test_without_the_deviation_scales_count() -> None:
     assert found == pytest.approx(wanted.tolist(), rel=1e-6)
 
 
+def test_each_reward_may_be_divided_by_its_deviation_over_the_step() -> None:
+    def divided(rewards: tuple[float, ...]) -> Floats:
+        return group_normalised(rewards, deviation=False) / (numpy.std(rewards, ddof=1) + 1e-6)
+
+    wanted = over_the_batch(divided(EXACT) - 0.5 * divided(SHORT))
+    found = by_episode(batch({"exact": EXACT, "short": SHORT}, rewards=TWO, divide_by_deviation="batch"))
+    assert found == pytest.approx(wanted.tolist(), rel=1e-6)
+
+
 @pytest.mark.parametrize("weight", [1.0, 0.25])
 def test_one_reward_is_grpo_normalised_over_the_batch(weight: float) -> None:
     rewards = {"exact": {"type": "verifier", "weight": weight}}

@@ -88,6 +88,8 @@ def test_minibatches_divide_the_completions_of_a_step() -> None:
         ("ppo", {"critic": {"optimizer": OPTIMIZER, "warmup_steps": 3}}, "ppo.critic.warmup_steps is 3 of 3 steps"),
         ("grpo", {"mismatch": {"correction": "truncate", "low": 1.0, "high": 1.0}}, "low is 1 and high is 1"),
         ("gspo", {"mismatch": {"correction": "truncate", "low": 0.0, "high": 2.0}}, "judges whole completions"),
+        ("grpo", {"divide_by_deviation": "group"}, "False, True or 'batch'"),
+        ("grpo", {"divide_by_deviation": 1}, "must not be a number"),
         ("grpo", {"aggregation": "tokens"}, "'token', 'sequence' or 'constant'"),
         ("on-policy-distillation", {"rewards": EXACT}, "group_size is 1, but `rewards` compare"),
         ("on-policy-distillation", {"cross_entropy": {"coefficient": 1.0, "least_reward": 1.0}}, "there are no"),

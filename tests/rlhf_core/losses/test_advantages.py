@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rlhf_core.losses.advantages import (
+    DivideByStd,
     broadcast_to_tokens,
     discounted_returns,
     gae,
@@ -127,8 +128,8 @@ def test_group_normalised_worked_by_hand() -> None:
     assert centred.tolist() == pytest.approx([-2.0, -0.5, 0.0, 0.5, 2.0])
 
 
-@pytest.mark.parametrize("divide_by_std", [True, False])
-def test_equal_rewards_and_groups_of_one_are_exactly_zero(divide_by_std: bool) -> None:
+@pytest.mark.parametrize("divide_by_std", [True, False, "batch"])
+def test_equal_rewards_and_groups_of_one_are_exactly_zero(divide_by_std: DivideByStd) -> None:
     rewards = torch.tensor([0.1] * 7 + [3.0])
     groups = torch.tensor([0] * 7 + [1])
     assert group_normalised(rewards, groups, divide_by_std=divide_by_std).tolist() == [0.0] * 8
@@ -182,8 +183,8 @@ def test_a_step_of_reward_zero_is_a_step() -> None:
     assert advantages[[1, 2, 5]].tolist() == pytest.approx([1 - 2 * mean, -mean, 6 - mean])
 
 
-@pytest.mark.parametrize("divide_by_std", [True, False])
-def test_equal_steps_and_a_single_step_are_exactly_zero(divide_by_std: bool) -> None:
+@pytest.mark.parametrize("divide_by_std", [True, False, "batch"])
+def test_equal_steps_and_a_single_step_are_exactly_zero(divide_by_std: DivideByStd) -> None:
     for rewards, groups in ((torch.where(ENDS, 0.1, 0.0), [0, 0]), (PROCESS, [0, 1])):
         advantages = process_advantages(
             rewards, ENDS, torch.tensor(groups), STEP_MASK, STEP_LENGTHS, divide_by_std=divide_by_std
