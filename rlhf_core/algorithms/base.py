@@ -139,7 +139,8 @@ class Algorithm(ABC):
             return batch
         mask, weights = corrected(
             old_logprobs, batch.rollout_logprobs, batch.loss_mask, batch.loss_weights,
-            batch.sequence_lengths, correction=mismatch.correction, low=mismatch.low, high=mismatch.high,
+            batch.sequence_lengths, correction=mismatch.correction, ratio_of=mismatch.ratio_of, low=mismatch.low,
+            high=mismatch.high,
         )  # fmt: skip
         return replace(batch, loss_mask=mask, loss_weights=weights)
 

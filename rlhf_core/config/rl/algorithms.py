@@ -313,10 +313,10 @@ class CompletionRatioConfig(GRPOConfig):
 
     @model_validator(mode="after")
     def _completions_stay_whole(self) -> CompletionRatioConfig:
-        if self.mismatch is not None and self.mismatch.correction != "sequence_filter":
+        if self.mismatch is not None and not self.mismatch.judges_completions:
             raise ValueError(
                 f"mismatch.correction is {self.mismatch.correction}, which judges single tokens, but this algorithm "
-                "judges whole completions: use sequence_filter"
+                "judges whole completions: use sequence_filter, or mismatch.ratio_of: sequence or geometric_mean"
             )
         return self
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, Reads, operational
+from rlhf_core.config.base import Config, Reads, operational, since_default
 from rlhf_core.config.engines.placement import ModelPlacement, require_others
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import HighRatio, LowRatio, PositiveCoefficient, Reward
@@ -16,13 +16,29 @@ from rlhf_core.config.servers import HintTemplate
 class MismatchConfig(Config):
     """Corrects the mismatch between the token probabilities of engine and trainer; w = trainer's / engine's."""
 
-    correction: Literal["truncate", "token_filter", "sequence_filter"] = Field(
-        description="weight each token by w clamped to [low, high]; or drop tokens whose w is outside (IcePop) and "
-        "weight others by w; or drop completions whose geometric mean of w is outside and weight tokens of others by "
-        "min(w, high)"
+    correction: Literal["truncate", "mask", "token_filter", "sequence_filter"] = Field(
+        description="truncate: weight by w clamped to [low, high]; mask: drop what has w outside, and weight others by "
+        "w; token_filter: the same by token (IcePop); sequence_filter: drop completions whose geometric mean of w is "
+        "outside, and weight tokens of others by min(w, high)"
+    )
+    ratio_of: Literal["token", "sequence", "geometric_mean"] = since_default(
+        "token",
+        description="truncate and mask: w of each token, of the completion (the product over its tokens), or the "
+        "geometric mean over them",
     )
     low: LowRatio = Field(description="lowest w; usual values are 0 with truncate and 0.5 with token_filter")
     high: HighRatio = Field(description="highest w; usual values are 2 with truncate and 5 with token_filter")
+
+    @property
+    def judges_completions(self) -> bool:
+        """Whether all tokens of a completion are kept or dropped together."""
+        return self.correction == "sequence_filter" or self.ratio_of != "token"
+
+    @model_validator(mode="after")
+    def _ratio_is_used(self) -> MismatchConfig:
+        if self.ratio_of != "token" and self.correction not in ("truncate", "mask"):
+            raise ValueError(f"ratio_of has no effect with {self.correction}: leave it out, or use truncate or mask")
+        return self
 
     @model_validator(mode="after")
     def _low_is_below_high(self) -> MismatchConfig:

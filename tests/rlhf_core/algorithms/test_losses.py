@@ -157,6 +157,21 @@ def test_the_mismatch_correction_weighs_the_policy_gradient(name: str) -> None:
     torch.testing.assert_close(gradient(algorithm, e.old_logprobs, e), ratio * plain)
 
 
+@pytest.mark.parametrize("ratio_of", ["sequence", "geometric_mean"])
+@EVERY
+def test_a_correction_of_completions_weighs_all_their_tokens_alike(name: str, ratio_of: str) -> None:
+    algorithm, e = prepared(name, mismatch={"correction": "truncate", "ratio_of": ratio_of, "low": 0.0, "high": 1.02})
+    assert e.old_logprobs is not None
+    factors = torch.zeros(len(MASK))
+    for start, length in zip((0, 4, 9, 11), LENGTHS, strict=True):
+        own = slice(start, start + length)
+        difference = (e.old_logprobs - e.rollout_logprobs)[own][e.loss_mask[own]]
+        of = difference.sum() if ratio_of == "sequence" else difference.mean()
+        factors[own] = min(float(of.exp()), 1.02)
+    plain = gradient(prepared(name)[0], e.old_logprobs, e)
+    torch.testing.assert_close(gradient(algorithm, e.old_logprobs, e), factors * plain)
+
+
 def test_what_a_run_needs() -> None:
     assert [name for name in NAMES if build_algorithm(rl_config(name)).uses_critic] == ["ppo"]
     assert [name for name in NAMES if build_algorithm(rl_config(name)).uses_teacher] == ["on-policy-distillation"]

@@ -87,6 +87,8 @@ def test_minibatches_divide_the_completions_of_a_step() -> None:
         ("grpo", {"aggregation_length": 64}, "aggregation_length is set, but aggregation is sequence"),
         ("ppo", {"critic": {"optimizer": OPTIMIZER, "warmup_steps": 3}}, "ppo.critic.warmup_steps is 3 of 3 steps"),
         ("grpo", {"mismatch": {"correction": "truncate", "low": 1.0, "high": 1.0}}, "low is 1 and high is 1"),
+        ("grpo", {"mismatch": {"correction": "token_filter", "ratio_of": "sequence", "low": 0.5, "high": 2.0}},
+         "ratio_of has no effect with token_filter: leave it out, or use truncate or mask"),
         ("gspo", {"mismatch": {"correction": "truncate", "low": 0.0, "high": 2.0}}, "judges whole completions"),
         ("grpo", {"divide_by_deviation": "group"}, "False, True or 'batch'"),
         ("grpo", {"divide_by_deviation": 1}, "must not be a number"),
