@@ -24,6 +24,7 @@ from tests.kills.recipes import write_recipes
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kills", description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="of all runs together")
+    parser.add_argument("--most", type=int, default=12, help="of one run, which does not get on between them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=("graph", "loop", "agent"), action="append", help="of the recipes")
     parser.add_argument("--log", type=Path, default=Path("outputs/kills.jsonl"), help="gets a line for each run")
@@ -58,7 +59,7 @@ def _kill_runs(place: Place, given: argparse.Namespace, recipes: dict[str, str])
     while left > 0:
         subject = subjects[len(killed) % len(subjects)]
         run = KilledRun(subject, of_store(place, f"{subject.name}-{len(killed)}"), generator)
-        run.finish(left)
+        run.finish(min(left, given.most))
         _require_equal(subject, whole[subject.name], run.digests())
         killed.append(run)
         left -= len(run.kills)
