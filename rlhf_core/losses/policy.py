@@ -138,6 +138,34 @@ def soft_gated_policy_loss(
     return (terms * loss_weights[mask]).sum(), _metrics(log_ratio, 4 * gates * (1 - gates) < 0.5)
 
 
+def divergence_masked_policy_loss(
+    logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    max_ratio: float,
+) -> LossAndMetrics:
+    """DPPO with the binary total variation, arXiv:2602.04879: ratio x advantage. A token is masked where its advantage
+    is positive and its probability more than clip_high above the engine's, or negative and more than clip_low below.
+
+    For the sampled token alone, the difference of its probabilities is the total variation of the two distributions
+    over it and all others. The ratio, now / by the engine, is at most max_ratio, also where it weighs the gradient.
+    logprobs, rollout_logprobs, advantages: (N,) float32; mask: (N,) bool, true where the policy sampled.
+    clip_fraction: share of masked tokens; approx_kl: from the engine's distribution.
+    """
+    logprobs, of_tokens = logprobs[mask], advantages[mask]
+    log_ratio = logprobs - rollout_logprobs[mask]
+    moved = (logprobs.exp() - rollout_logprobs[mask].exp()).detach()
+    masked = ((of_tokens > 0) & (moved > clip_high)) | ((of_tokens < 0) & (moved < -clip_low))
+    ratio = _bounded(log_ratio.detach()).exp().clamp(max=max_ratio) * (logprobs - logprobs.detach()).exp()
+    terms = torch.where(masked, torch.zeros_like(ratio), -ratio * of_tokens)
+    return (terms * loss_weights[mask]).sum(), _metrics(log_ratio, masked)
+
+
 def _means_of_sequences(values: Tensor, mask: Tensor, sequence_lengths: Tensor) -> Tensor:
     """Return at each trained token the mean of `values`, (M,) of the trained tokens, over its sequence, (M,)."""
     ids = sequence_ids(sequence_lengths, mask.numel())[mask]

@@ -9,6 +9,7 @@ from rlhf_core.config.rl.algorithms import (
     AlgorithmConfig,
     CISPOConfig,
     DAPOConfig,
+    DPPOConfig,
     DrGRPOConfig,
     GDPOConfig,
     GMPOConfig,
@@ -54,6 +55,7 @@ ALGORITHMS: Table[AlgorithmEntry] = Table("algorithms", AlgorithmEntry, {
     "cispo": AlgorithmEntry("cispo", CISPOConfig, "rlhf_core.algorithms.cispo:CISPO"),
     "gmpo": AlgorithmEntry("gmpo", GMPOConfig, "rlhf_core.algorithms.gmpo:GMPO"),
     "sapo": AlgorithmEntry("sapo", SAPOConfig, "rlhf_core.algorithms.sapo:SAPO"),
+    "dppo": AlgorithmEntry("dppo", DPPOConfig, "rlhf_core.algorithms.dppo:DPPO"),
 })  # fmt: skip
 
 

@@ -18,8 +18,10 @@ from rlhf_core.config.numbers import (
     DualClip,
     GateTemperature,
     GroupSize,
+    HighRatio,
     Minibatches,
     Passes,
+    PositiveShare,
     Share,
     Tokens,
     no_number,
@@ -54,7 +56,7 @@ class AlgorithmConfig(Config):
     """Settings shared by all policy-gradient algorithms."""
 
     takes_process_rewards: ClassVar[bool] = False
-    mismatch_example: ClassVar[str] = "{correction: truncate, low: 0.0, high: 2.0}"
+    mismatch_example: ClassVar[str | None] = "{correction: truncate, low: 0.0, high: 2.0}"
 
     rewards: dict[JudgeName, RewardConfig] = Field(
         min_length=1, description="the training rewards, summed by their weights"
@@ -309,7 +311,7 @@ class CompletionRatioConfig(GRPOConfig):
     """Settings shared by algorithms with one ratio per completion."""
 
     takes_process_rewards: ClassVar[bool] = False
-    mismatch_example: ClassVar[str] = "{correction: sequence_filter, low: 0.5, high: 2.0}"
+    mismatch_example: ClassVar[str | None] = "{correction: sequence_filter, low: 0.5, high: 2.0}"
 
     @model_validator(mode="after")
     def _completions_stay_whole(self) -> CompletionRatioConfig:
@@ -363,4 +365,25 @@ class SAPOConfig(GRPOConfig):
     )
     temperature_negative: GateTemperature = Field(
         default=1.05, description="of the sigmoid at the other tokens, which the paper holds closer to the old policy"
+    )
+
+
+class DPPOConfig(GRPOConfig):
+    """arXiv:2602.04879 with the binary total variation: a token whose probability has moved too far from the engine's
+    is masked, whatever its ratio."""
+
+    takes_process_rewards: ClassVar[bool] = False
+    mismatch_example: ClassVar[str | None] = None  # the ratio is to the engine's probability: it corrects for it
+
+    clip_low: PositiveShare = Field(
+        default=0.15, description="a token is masked whose advantage is negative and whose probability is lower by more"
+    )
+    clip_high: PositiveShare = Field(
+        default=0.15,
+        description="a token is masked whose advantage is positive and whose probability is higher by more",
+    )
+    dual_clip: None = Field(default=None, description="not part of this loss")
+    max_ratio: HighRatio = Field(default=20.0, description="the ratio counts at most this much in the gradient")
+    mismatch: None = Field(
+        default=None, description="not part of this loss, whose ratio is to the engine's probability"
     )

@@ -222,11 +222,12 @@ class RLConfig(RLSettings):
                 f"asynchronous: {self.block}.filtering.oversampling has no effect, since sampling never waits for a "
                 "step; raise asynchronous.in_flight instead"
             )
-        if "mismatch" not in self.settings.model_fields_set:
+        example = self.settings.mismatch_example
+        if example is not None and "mismatch" not in self.settings.model_fields_set:
             raise ValueError(
                 f"asynchronous: completions are up to max_lag={self.max_lag} updates older than the weights that are "
                 f"trained on them, and nothing corrects for it: give {self.block}.mismatch, such as "
-                f"{self.settings.mismatch_example}, or, to train on them as they are, {self.block}.mismatch: null"
+                f"{example}, or, to train on them as they are, {self.block}.mismatch: null"
             )
         for name, reward in self.settings.model_rewards.items():
             if reward.placement is None:

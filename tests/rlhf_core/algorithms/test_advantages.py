@@ -101,7 +101,7 @@ def expected(name: str, e: Scored, kind: str) -> Tokens:
             to_teacher = tokens_of(e.teacher_logprobs - e.old_logprobs)
             parts = zip(spread(centred([*REWARDS], deviation=False), penalties), penalties, to_teacher, strict=True)
             return [[sum(token) for token in zip(*sequence, strict=True)] for sequence in parts]
-        case "grpo" | "dapo" | "gspo" | "gmpo" | "cispo" | "sapo":
+        case "grpo" | "dapo" | "gspo" | "gmpo" | "cispo" | "sapo" | "dppo":
             return spread(centred(whole, deviation=True), penalties)
 
 
@@ -183,7 +183,7 @@ def over_the_step(rewards: list[float]) -> list[float]:
     return [centre / (stdev(rewards) + 1e-6) for centre in centred(rewards, deviation=False)]
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "dapo", "gspo", "gmpo", "cispo", "sapo"])
+@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "dapo", "gspo", "gmpo", "cispo", "sapo", "dppo"])
 def test_rewards_may_be_divided_by_the_deviation_of_the_whole_step(name: str) -> None:
     config = rl_config(name, divide_by_deviation="batch")
     e = scored(config)

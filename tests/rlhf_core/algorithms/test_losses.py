@@ -23,7 +23,7 @@ EVERY = pytest.mark.parametrize("name", NAMES)
 AGGREGATED: dict[str, str] = {
     "ppo": "token", "reinforce++": "token", "reinforce++-baseline": "token", "rloo": "constant", "grpo": "sequence",
     "dr-grpo": "constant", "dapo": "token", "gdpo": "sequence", "gspo": "sequence", "cispo": "token",
-    "gmpo": "sequence", "sapo": "sequence",
+    "gmpo": "sequence", "sapo": "sequence", "dppo": "sequence",
     "on-policy-distillation": "token",
 }  # fmt: skip
 
@@ -60,7 +60,8 @@ def test_at_the_old_policy_the_gradient_is_that_of_policy_gradient(name: str) ->
     }[AGGREGATED[name]]
     assert e.old_logprobs is not None
     assert float(e.advantages.abs().max()) > 0.1
-    found = gradient(algorithm, e.old_logprobs, e)
+    old = e.rollout_logprobs if name == "dppo" else e.old_logprobs  # of which the ratio is
+    found = gradient(algorithm, old, e)
     torch.testing.assert_close(found[e.loss_mask], -torch.tensor(weights) * e.advantages[e.loss_mask])
     assert bool((found[~e.loss_mask] == 0).all())
 
@@ -95,7 +96,7 @@ ALL_TERMS: dict[str, Any] = {
 @settings(max_examples=15, deadline=None)
 @given(order=st.permutations(range(len(LENGTHS))), cuts=st.sets(st.integers(1, len(LENGTHS) - 1)))
 def test_any_micro_batches_give_the_same_loss_and_gradient(name: str, order: list[int], cuts: set[int]) -> None:
-    algorithm, e = prepared(name, **ALL_TERMS)
+    algorithm, e = prepared(name, **(ALL_TERMS | ({"mismatch": None} if name == "dppo" else {})))
     assert e.old_logprobs is not None
     noise = torch.Generator().manual_seed(1)
     logprobs = (e.old_logprobs + 0.2 * torch.randn(len(MASK), generator=noise)).requires_grad_()
@@ -140,7 +141,10 @@ def test_the_entropy_bonus_pulls_entropy_up() -> None:
     torch.testing.assert_close(entropy.grad, torch.where(e.loss_mask, -0.3 * e.loss_weights, 0.0))
 
 
-@EVERY
+CORRECTED = pytest.mark.parametrize("name", [name for name in NAMES if name != "dppo"])
+
+
+@CORRECTED
 def test_the_mismatch_correction_weighs_the_policy_gradient(name: str) -> None:
     whole = name in ("gspo", "gmpo")
     correction = "sequence_filter" if whole else "truncate"
@@ -158,7 +162,7 @@ def test_the_mismatch_correction_weighs_the_policy_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("ratio_of", ["sequence", "geometric_mean"])
-@EVERY
+@CORRECTED
 def test_a_correction_of_completions_weighs_all_their_tokens_alike(name: str, ratio_of: str) -> None:
     algorithm, e = prepared(name, mismatch={"correction": "truncate", "ratio_of": ratio_of, "low": 0.0, "high": 1.02})
     assert e.old_logprobs is not None

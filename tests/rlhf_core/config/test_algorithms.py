@@ -51,6 +51,7 @@ def problem(name: str, rl: dict[str, Any] | None = None, **block: Any) -> str:
         ("cispo", 8, "token", (1.0, 4.0), ("k3", "loss")),
         ("on-policy-distillation", 1, "token", (0.2, 0.2), ("k1", "reward")),
         ("gmpo", 8, "sequence", (0.4, 0.4), ("k3", "loss")),
+        ("dppo", 8, "sequence", (0.15, 0.15), ("k3", "loss")),
         ("sapo", 8, "sequence", (None, None), ("k3", "loss")),
     ],
 )

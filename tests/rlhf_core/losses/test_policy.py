@@ -12,6 +12,7 @@ from torch import Tensor
 from rlhf_core.losses.policy import (
     cispo_policy_loss,
     clipped_policy_loss,
+    divergence_masked_policy_loss,
     geometric_mean_policy_loss,
     sequence_policy_loss,
     soft_gated_policy_loss,
@@ -95,13 +96,17 @@ Function = Callable[..., LossAndMetrics]
 
 def _run(function: Function, values: Tensor, *rest: Tensor, lengths: Tensor) -> LossAndMetrics:
     extra = (lengths,) if function in (sequence_policy_loss, geometric_mean_policy_loss) else ()
-    gate = {"temperature_positive": 1.0, "temperature_negative": 1.05}
-    return function(values, *rest, *extra, **(gate if function is soft_gated_policy_loss else CLIP))
+    own = {
+        soft_gated_policy_loss: {"temperature_positive": 1.0, "temperature_negative": 1.05},
+        divergence_masked_policy_loss: {**CLIP, "max_ratio": 20.0},
+    }
+    return function(values, *rest, *extra, **own.get(function, CLIP))
 
 
 FIRST = [clipped_policy_loss, sequence_policy_loss, cispo_policy_loss]
 # The others have oracles of their own in tests/rlhf_core/algorithms.
-ALL = pytest.mark.parametrize("function", [*FIRST, geometric_mean_policy_loss, soft_gated_policy_loss])
+OTHERS = [geometric_mean_policy_loss, soft_gated_policy_loss, divergence_masked_policy_loss]
+ALL = pytest.mark.parametrize("function", [*FIRST, *OTHERS])
 
 
 @ALL

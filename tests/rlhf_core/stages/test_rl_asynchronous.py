@@ -389,6 +389,10 @@ def test_the_mismatch_that_is_proposed_can_be_given(block: str) -> None:
     assert given.settings.mismatch is not None
 
 
+def test_a_ratio_to_the_probability_of_the_engine_needs_no_correction() -> None:
+    RLConfig.model_validate({**SETTINGS, "algorithm": "dppo", "grpo": None, "dppo": UNCORRECTED})
+
+
 def test_a_mismatch_of_null_is_one_that_a_job_reads_again() -> None:
     written = RLConfig.model_validate(SETTINGS).model_dump(mode="json")
     assert RLConfig.model_validate(written).settings.mismatch is None
