@@ -125,7 +125,7 @@ def test_an_installed_wheel_runs_tiny_from_an_empty_folder(distributions: Distri
     assert "\ntiny\t" in said("recipes")
     assert "to compute" in said("plan", "tiny")
     try:
-        assert "working" in said("up")
+        assert "worker works" in said("up")
         said("run", "tiny")
         assert "0 to compute" in said("plan", "tiny")
     finally:
