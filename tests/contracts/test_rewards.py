@@ -52,6 +52,18 @@ class TestVerifier(_Configured):
     config = VerifierReward(type="verifier", pattern="(a|aa)+$", timeout_seconds=2)
 
 
+class TestMath(_Configured):
+    samples = (("$x=0.5$", "p", {"answer": "1/2"}), ("6", "p", {"answer": "5"}), ("", "p", {"answer": "5"}))
+    unusable = ("5", "p", {"answer": "$"})
+    config = VerifierReward(type="verifier", kind="math")
+
+
+class TestCodeTests(_Configured):
+    samples = (("x = 1", "p", {"tests": "assert x == 1"}), ("while 1: pass", "p", {"tests": "assert x == 1"}))
+    unusable = ("x = 1", "p", {"tests": 1})
+    config = VerifierReward(type="verifier", kind="code_tests", timeout_seconds=1)
+
+
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

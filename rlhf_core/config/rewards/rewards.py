@@ -144,7 +144,9 @@ class ProcessRewardModelReward(ModelReward):
 
 
 class VerifierReward(VerifierConfig, TextReward):
-    __doc__ = VerifierConfig.__doc__
+    """`exact`: the completion's answer equals the row's `answer`. `math`: it is equivalent to that. `code_tests`: the
+    completion's code passes the row's `tests`. `reasoning_gym`: the task's own scorer.
+    """
 
     type: Literal["verifier"]
 

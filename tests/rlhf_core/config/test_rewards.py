@@ -88,6 +88,19 @@ def test_rewards_have_names_and_weights() -> None:
             "filtering keeps mean scores between low=0.5 and high=1, but those of group_size=2 completions",
         ),
         (
+            {"filtering": {"low": 0.5}, "group_size": 2, "rewards": {"right": {**EXACT, "kind": "math"}}},
+            "filtering keeps mean scores between low=0.5 and high=1, but those of group_size=2 completions",
+        ),
+        (
+            {"rewards": {"right": {**EXACT, "kind": "math", "memory_gib": 1.0}}},
+            "`memory_gib` is for kind: code_tests, and this is math: leave it out",
+        ),
+        (
+            {"rewards": {"right": {**EXACT, "modules": ("numpy",)}}},
+            "`modules` is for kind: code_tests, and this is exact",
+        ),
+        ({"rewards": {"right": {**EXACT, "kind": "maths"}}}, "Input should be 'exact', 'math', 'code_tests' or"),
+        (
             {"rewards": {"judge": {**JUDGE, "verdicts": {"good": 1, "bad": 1}}}},
             "verdicts: good, bad all have the reward 1, so that nothing is judged: give them different ones",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def test_what_trains_on_wrong_answers_is_refused() -> None:
         ({"check": False}, ROWS, "`check` is false"),
         ({}, [("a", "same"), ("b", " Same ")], "no two of the rows looked at have different answers"),
         ({}, [("a", ""), ("b", "")], "its rows have no `answer`"),
+        ({"kind": "code_tests"}, ROWS, "it reads `tests`, not `answer`: set `check` to a completion"),
     ],
 )
 def test_why_a_verifier_was_not_compared(settings: Any, rows: Any, why: str) -> None:
@@ -76,6 +78,30 @@ def test_a_completion_of_ones_own_is_compared() -> None:
     assert compared(config, Verifier(config), asked(*ROWS)).unknown == ""
     wrong = verifier(pattern="the result, (.*)", check="result: {answer}")
     assert "tells none of 3 such pairs apart" in compared(wrong, Verifier(wrong), asked(*ROWS)).problem
+
+
+@pytest.mark.parametrize(("weight", "problem"), [(1.0, ""), (-1.0, "gives row 0 1 for its right answer, '1/2'")])
+def test_equivalent_answers_are_compared(weight: float, problem: str) -> None:
+    config = verifier(kind="math", weight=weight)
+    with closing(Verifier(config)) as math:
+        comparison = compared(config, math, asked(("half?", "1/2"), ("a third?", r"\\frac{1}{3}")))
+    assert (comparison.problem[: len(problem)], comparison.unknown) == (problem, "")
+    assert bool(comparison.problem) == bool(problem)
+
+
+def test_a_solution_in_the_row_is_compared_if_the_recipe_says_so() -> None:
+    config = verifier(kind="code_tests", check="{answer}")
+    rows = asked(("one?", "x = 1"), ("two?", "x = 2"))
+    right, wrong = (
+        [
+            Asked(each.place, each.prompt, {**each.row, "tests": f"assert x == {n}"})
+            for each, n in zip(rows, order, strict=True)
+        ]
+        for order in ("12", "21")
+    )
+    with closing(Verifier(config)) as code:
+        assert compared(config, code, right).unknown == ""
+        assert compared(config, code, wrong).problem.startswith("gives row 0 0 for its right answer, 'x = 1'")
 
 
 @pytest.mark.parametrize("value", ["four", True])

@@ -54,6 +54,27 @@ pytestmark = pytest.mark.parts
         (
             both(
                 file("prompts.jsonl", json.dumps({"prompt": "a"})),
+                put("evaluation", "scorers", "exact", "kind", value="math"),
+            ),
+            "evaluation.scorers.exact: the verifier `math` needs the column `answer`, "
+            "which `data.prompts` lacks at prompts.jsonl line 1",
+        ),
+        (
+            put("evaluation", "scorers", "exact", "kind", value="code_tests"),
+            "evaluation.scorers.exact: the verifier `code_tests` needs the column `tests`, "
+            "which `data.prompts` lacks at prompts.jsonl line 1",
+        ),
+        (
+            both(
+                file("prompts.jsonl", json.dumps({"prompt": "a", "answer": "b", "tests": [{"input": "1"}]})),
+                put("evaluation", "scorers", "exact", "kind", value="code_tests"),
+            ),
+            "evaluation.scorers.exact: prompts.jsonl line 1 in `data.prompts`: a test must be {input, output}, this is "
+            "{'input': '1'}",
+        ),
+        (
+            both(
+                file("prompts.jsonl", json.dumps({"prompt": "a"})),
                 put("rl", "environment", value={"type": "retry", "max_turns": 2}),
             ),
             "rl.environment: `retry` needs the column `answer`, which `data.prompts` lacks at prompts.jsonl line 1",
