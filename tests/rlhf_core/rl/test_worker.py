@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def test_updates_make_rewarded_completions_likelier(algorithm: str, model: Input
     ours, _ = trainer(config, model, tmp_path)
     e = trajectories()
     before = torch.tensor(ours.probe(e))
+    e = replace(e, rollout_logprobs=torch.where(e.loss_mask, before, 0.0))  # DPPO's ratio is to these
     metrics: dict[str, float] = {}
     for step in range(3):
         scored = ours.score(e)
