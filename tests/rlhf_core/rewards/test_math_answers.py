@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from rlhf_core.config.rewards.rewards import VerifierReward
@@ -147,6 +148,16 @@ def test_a_pattern_gives_the_answer_alone() -> None:
     texts.append(f"<answer>{10_000 * '9'} 0.5</answer>")
     result = verifier(texts, [""] * 4, [{"answer": "0.5"}] * 4)
     assert (result.rewards, result.extra["timed_out"]) == ([1.0, 0.0, 0.0, 0.0], [0.0] * 4)
+    verifier.close()
+
+
+def test_its_processes_have_a_limit_of_memory() -> None:
+    before = set(psutil.Process().children())
+    verifier = Verifier(VerifierReward(type="verifier", kind="math"))
+    assert verifier(["5"], [""], [{"answer": "5"}]).rewards == [1.0]
+    (process,) = set(psutil.Process().children()) - before
+    limit, _ = process.rlimit(psutil.RLIMIT_AS)
+    assert 2 * 2**30 < limit < 6 * 2**30
     verifier.close()
 
 

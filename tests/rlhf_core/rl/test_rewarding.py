@@ -13,7 +13,7 @@ import torch
 from rlhf_core.chat.tokenizers import word_level_tokenizer
 from rlhf_core.config.rl.algorithms import GRPOConfig, RLOOConfig
 from rlhf_core.errors import RewardError
-from rlhf_core.rewards import RewardResult, build_reward
+from rlhf_core.rewards import RewardResult, build_reward, open_rewards
 from rlhf_core.rewards.base import checked_result
 from rlhf_core.rewards.text import RewardOfText
 from rlhf_core.rl.rewarding import RewardPipeline, TrajectoryReward, monitor
@@ -282,3 +282,22 @@ def test_a_users_function_gives_steps_through_its_process(tmp_path: Path) -> Non
     assert judged[0].step_rewards.tolist() == [0, 0, 0, 0, 0, 3.0, 0, 1.0]
     assert judged[1].step_ends is not None
     assert judged[1].step_ends.tolist() == [False, False, True]
+
+
+@pytest.mark.parts
+def test_verifiers_of_mathematics_and_code_reward_and_count_what_ran_out_of_time(tmp_path: Path) -> None:
+    config = GRPOConfig.model_validate({
+        "rewards": {
+            "math": {"type": "verifier", "kind": "math", "weight": 2.0},
+            "code": {"type": "verifier", "kind": "code_tests", "timeout_seconds": 1.0},
+        },
+        "filtering": {"score": "code"}, "optimizer": {"learning_rate": 1.0},
+    })  # fmt: skip
+    row = {"answer": "1/2", "tests": "assert x == 0.5"}
+    texts = ("x = 0.5", "x = 0.4", "while True: pass")
+    with open_rewards(config.driver_rewards, LocalContext(tmp_path)) as rewards:
+        ours = RewardPipeline(config, MAX_TOKENS, rewards, TOKENIZER)
+        judged = judge(ours, *(trajectory(text, row=row) for text in texts))
+    assert [(t.reward, t.score) for t in judged] == [(3.0, 1.0), (0.0, 0.0), (0.0, 0.0)]
+    assert [t.extra["code/timed_out"] for t in judged] == [0.0, 0.0, 1.0]
+    assert [t.extra["math/timed_out"] for t in judged] == [0.0, 0.0, 0.0]

@@ -22,7 +22,7 @@ from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.evaluation.answering import answer
 from rlhf_core.evaluation.summary import Answered
-from rlhf_core.rewards import build_reward
+from rlhf_core.rewards import build_reward, open_rewards
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import base, evaluation
@@ -104,6 +104,16 @@ def test_each_prompt_keeps_its_completions_greedy_first(model: Input, context: L
     assert [c.scores["short"] for c in answered[0].sampled] == [1.0, 0.25, 0.25, 0.25]
     assert [answer.task for answer in answered] == ["first", "first", "second"]
     assert answered[0].greedy.tokens == 2
+
+
+def test_equivalent_answers_are_scored(model: Input, context: LocalContext) -> None:
+    tokenizer = load_tokenizer(model.folder)
+    config = settings(scorers={"right": {"type": "verifier", "kind": "math", "pattern": "(.+)"}})
+    prompts = to_prompts([row | {"answer": f"x={row['answer']}"} for row in ROWS], tokenizer, max_tokens=28)
+    play = rollouter_of(ScriptedEngine(lambda *_: [tokenizer.convert_tokens_to_ids("b")]), tokenizer).play
+    with open_rewards(config.scorers, context) as scorers:
+        answered = answer(prompts, play, scorers, sampling=config.sampling, samples=1, seed=0)
+    assert [[c.scores["right"] for c in (each.greedy, *each.sampled)] for each in answered] == [[0, 0], [1, 1], [0, 0]]
 
 
 def test_the_part_that_a_prompt_is_in_changes_nothing(model: Input) -> None:

@@ -91,6 +91,28 @@ def test_text_is_judged_by_the_row_of_its_prompt(inputs: dict[str, Input], tmp_p
     assert (parts.folder / "data.arrow").read_bytes() == whole
 
 
+def test_verifiers_of_mathematics_and_of_code_judge_by_the_row(inputs: dict[str, Input], tmp_path: Path) -> None:
+    """Rows whose `tests` differ in type, in one dataset."""
+    code, pair = "def f(a, b): return a * b", {"input": [2, "x"], "output": "xx"}
+    asked = [[{"role": "user", "content": text}] for text in ("half?", "double?", "repeat?")]
+    prompts = [
+        {"prompt": asked[0], "answer": "1/2", "tests": "assert False"},
+        {"prompt": asked[1], "answer": code, "tests": ["assert f(1, 2) == 2", "assert f(2, 2) == 4"]},
+        {"prompt": asked[2], "answer": code, "tests": [pair], "entry_point": "f"},
+    ]
+    texts = [[r"\boxed{0.5}", "0.4"], [code, "f = max"], [code, "f = max"]]
+    rows = [
+        {"prompt": turns, "completions": [{"text": t} for t in tried]}
+        for turns, tried in zip(asked, texts, strict=True)
+    ]
+    given = {"dataset": dataset(tmp_path / "completions", rows), "prompts": dataset(tmp_path / "prompts", prompts)}
+    rewards = {kind: {"type": "verifier", "kind": kind} for kind in ("math", "code_tests")}
+    output = run(tmp_path / "work", given, settings(prompts="p", rewards=rewards))
+    scored = [[e["rewards"] for e in row["completions"]] for row in read_rows(output.folder)]
+    assert [each["math"] for each in scored[0]] == [1.0, 0.0]
+    assert [[e["code_tests"] for e in row] for row in scored] == [[0.0, 0.0], [1.0, 0.0], [1.0, 0.0]]
+
+
 def test_models_give_what_they_give_when_the_completions_are_sampled(inputs: dict[str, Input], tmp_path: Path) -> None:
     """In the very tokens that were sampled, of which some were cut."""
     sampled = {**inputs, "dataset": inputs["prompts"]}
