@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from enum import StrEnum
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated
 
 import typer
 
 from deployments.cli import panels
-from deployments.cli.documents.files import Files
+from deployments.cli.documents.files import Files, Translated
 from deployments.cli.output import Printed, printing
 from deployments.stack.environment import HOME
+from deployments.translation.settings import Origin, Translation, place_of
 from rlhf_core.config.texts import is_hub_name
 from rlhf_core.data.sources.opening import name_problem
-from rlhf_core.errors import RecipeError, StageError, did_you_mean, one_line
+from rlhf_core.errors import RecipeError, StageError, did_you_mean, one_line, reason_of
 from rlhf_core.models.folders.folder import text_config
 from rlhf_core.models.folders.headers import read_object
+from rlhf_core.recipe.loading import load_recipe
 from rlhf_core.recipe.methods import method_hint
-from rlhf_core.system.paths import resolved, user_path, writing_to
+from rlhf_core.recipe.yaml_text import read_yaml
+from rlhf_core.system.paths import user_path, writing_to
 from rlhf_core.system.scratch import scratch_folder
 
 app = typer.Typer()
@@ -35,6 +38,12 @@ _MODEL, _LENGTH, _ANSWER = (
     "ANSWER",
 )  # placeholders in the starters for parts that depend on the model
 _LONGEST, _LONGEST_ANSWER = 1024, 128  # tokens; an answer has at most a quarter of the context
+
+
+class Framework(StrEnum):
+    trl = "trl"
+    openrlhf = "openrlhf"
+    verl = "verl"
 
 
 class Method(StrEnum):
@@ -54,21 +63,64 @@ def init(
         str,
         typer.Argument(
             help="what the recipe learns from: conversations (sft), pairs (dpo), labels (kto), a reward (grpo), a "
-            "reward model (ppo); or in episodes: environment, tools, agent",
-            metavar=f"[{'|'.join(Method)}]",
+            "reward model (ppo); or in episodes: environment, tools, agent; with --from: a file of that framework",
+            metavar=f"[{'|'.join(Method)}|FILE]",
         ),
     ],
     folder: Annotated[Path, typer.Argument(help="made for the recipe; must not exist yet, or be empty")],
-    model: Annotated[str, typer.Option(help="a model's folder, or `owner/name` on the Hugging Face hub")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="a model's folder, or `owner/name` on the Hugging Face hub; with --from by default the file's"
+        ),
+    ] = None,
+    framework: Annotated[
+        Framework | None, typer.Option("--from", help="translate the script or the settings of this framework")
+    ] = None,
 ) -> Printed[Files]:
-    """Write a short recipe for your model, with example data to replace by yours."""
-    chosen = known_method(method)
-    values = recipe_values(model, folder)
+    """Write a short recipe for your model, with example data to replace by yours; or translate a file."""
+    if framework is None:
+        chosen = known_method(method)
+        if model is None:
+            raise typer.BadParameter("give a model's folder, or `owner/name` on the hub", param_hint="--model")
+        values = recipe_values(model, folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RecipeError(f"{folder} exists already: give a new folder, nothing was written")
+    if framework is not None:
+        return _translated(framework, user_path(method), folder, model)
     _write(STARTERS / chosen, folder, values)
     paths = sorted(folder.iterdir())
     return Printed(Files(paths), [*map(str, paths), f"next: alignment plan {folder / RECIPE_FILE}"])
+
+
+def _translated(framework: Framework, file: Path, folder: Path, model: str | None) -> Printed[Files]:
+    """Write the recipe that a file of another framework describes. Raises RecipeError."""
+    translate = resolve_name(f"deployments.translation.{framework}:translate")
+    context = None if model is None else context_length(model)
+    origin = Origin(file, folder, context)
+    try:
+        translation: Translation = translate(origin)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        kind = f"a value has not the type that {framework} gives it"
+        raise RecipeError(f"{file}: {kind}: {reason_of(error)}") from error
+    if (name := model if model is not None else translation.model) is None:
+        raise RecipeError(f"{file}: it does not name its model by a text: give --model")
+    base = read_yaml(f"source: {model_source(str(origin.local(name) or name), folder)}")
+    parent = folder.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with scratch_folder("init", parent) as partial_folder, writing_to(folder):
+        written = {RECIPE_FILE: translation.text(base, f"{file.name} of {framework}"), **translation.files}
+        for each, text in written.items():
+            (partial_folder / each).write_text(text, encoding="utf-8")
+        load_recipe(str(partial_folder / RECIPE_FILE))
+        folder.mkdir(exist_ok=True)
+        for path in partial_folder.iterdir():
+            path.rename(folder / path.name)
+    paths = sorted(folder.iterdir())
+    named = [f"not translated: {each}" for each in translation.untranslated]
+    named += [f"assumed: {each}" for each in translation.assumed]
+    document = Translated(paths, translation.untranslated, translation.assumed)
+    return Printed(document, [*map(str, paths), *named, f"next: alignment plan {folder / RECIPE_FILE}"])
 
 
 def known_method(name: str) -> Method:
@@ -120,9 +172,7 @@ def model_source(model: str, folder: Path) -> str:
         raise RecipeError("--model is empty: give a model's folder, or `owner/name` on the hub")
     path = user_path(model)
     if path.is_dir():
-        place, start = str(resolved(path)), resolved(folder)
-        if Path(place).is_relative_to(start.parent):
-            place = os.path.relpath(place, start)
+        place = place_of(path, folder)
         if problem := name_problem(place):
             raise RecipeError(f"--model {one_line(place)}: {problem}")
         return f"{{type: folder, path: {json.dumps(place, ensure_ascii=False)}}}"

@@ -12,3 +12,11 @@ class Files:
     """Of commands that write files."""
 
     paths: Sequence[Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Translated(Files):
+    """Of `init --from`."""
+
+    untranslated: Sequence[str]  # a sentence for each setting of the file without a counterpart
+    assumed: Sequence[str]  # a sentence for each setting of the recipe that the file does not have

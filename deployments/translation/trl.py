@@ -1,0 +1,325 @@
+"""Translation of TRL: a script with GRPOConfig, DPOConfig or SFTConfig, or a YAML file of `trl grpo`, `dpo` or `sft`.
+
+Names and defaults are those of TRL 1.16. A script is parsed, never run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.translation.settings import (
+    Given,
+    Origin,
+    Setting,
+    Translation,
+    UntranslatableError,
+    epochs_for,
+    number_of_epochs,
+    one_of,
+    optimizer,
+    put,
+    recipe_name,
+    rl_steps,
+    schedule,
+    set_seed,
+)
+from deployments.translation.trl_files import TRLFile, read_file
+from rlhf_core.errors import RecipeError
+
+_PROMPT_TOKENS = 1024  # beside the completion, where the file has no vllm_max_model_length
+
+_STEPS_DECIDE = "max_steps is set, which comes first"
+_ALWAYS = "here it is always so"
+_REASONS = {
+    **dict.fromkeys(("packing", "padding_free", "packing_strategy", "use_vllm", "remove_unused_columns"), _ALWAYS),
+    **dict.fromkeys(("bias", "task_type", "lora_task_type", "use_peft", "completion_only_loss"), _ALWAYS),
+    "assistant_only_loss": "here only assistant turns are trained",
+    "output_dir": "results are in the store; `alignment export` writes a model",
+    **dict.fromkeys(("save_steps", "save_strategy", "save_total_limit", "resume_from_checkpoint"),
+                    "checkpoints are by time, and a run resumes by itself: `checkpoint`"),
+    **dict.fromkeys(("report_to", "run_name", "project", "log_completions", "num_completions_to_print"),
+                    "trackers are in `tracking`, and rollouts are logged by `rl.log_rollouts`"),
+    **dict.fromkeys(("push_to_hub", "hub_model_id"), "`alignment export` publishes a model"),
+    **dict.fromkeys(("eval_strategy", "eval_steps", "per_device_eval_batch_size", "eval_dataset", "do_eval"),
+                    "a held-out set is in `validation`, or in the stage `evaluation`"),
+    **dict.fromkeys(("vllm_mode", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "vllm_server_host",
+                     "vllm_server_base_url", "vllm_server_port"), "devices are in `placement`, `rollout` and `hybrid`"),
+    "vllm_importance_sampling_mode": "see `mismatch`, whose corrections are others",
+    "vllm_importance_sampling_clip_max": "see `mismatch`, whose corrections are others",
+    "vllm_importance_sampling_correction": "see `mismatch`, whose corrections are others",
+    **dict.fromkeys(("processing_class", "tokenizer"), "the tokenizer is the model's"),
+    "precompute_ref_log_probs": "a stage `logprobs` computes them",
+    "fp16": "here weights are bfloat16 or float32",
+    "logging_steps": "RL logs every step",
+    "train_dataset.": "what is done to rows is in `columns`, or a source `function` makes them",
+    "from_pretrained.": "how a model is loaded is in `engine`",
+    "deepspeed": "settings of DeepSpeed are in `engine`",
+    "dataset_num_proc": "`processes` of the data set",
+}  # fmt: skip
+
+
+def _optimizer_name(value: str) -> str:
+    if not value.startswith("adamw_torch"):
+        raise UntranslatableError("here the optimizer is AdamW, or muon")
+    return "adamw"
+
+
+def _reward_scaling(value: Any) -> bool:
+    if value == "batch":
+        raise UntranslatableError("here rewards are divided by the deviation of their group, or by none")
+    return value not in (False, "none")
+
+
+def _all_tokens(value: Any) -> float:
+    raise UntranslatableError("rollouts are sampled from all tokens, on whose log-probs the policy is trained")
+
+
+_OPTIMIZER = {
+    "optim": Setting("optimizer.name", None, _optimizer_name),
+    "weight_decay": Setting("optimizer.weight_decay", 0.0, float),
+    "adam_epsilon": Setting("optimizer.epsilon", 1e-8, float),
+    "max_grad_norm": Setting("optimizer.max_gradient_norm", 1.0, lambda norm: float(norm) or None),
+    "lr_scheduler_type": Setting("optimizer.schedule", "linear", schedule),
+}
+_ENGINE = {
+    "bf16": Setting("engine.dtype", None, one_of({True: "bfloat16", False: "float32"})),
+    "gradient_checkpointing": Setting("engine.gradient_checkpointing"),
+    "attn_implementation": Setting(
+        "engine.attention", None,
+        one_of({"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash_attention_2"}),
+    ),
+}  # fmt: skip
+_SUPERVISED = {
+    **_ENGINE,
+    "max_length": Setting("max_length", 1024),
+    "num_train_epochs": Setting("epochs", 3, number_of_epochs),
+    "logging_steps": Setting("log_every", None, int),
+    "router_aux_loss_coef": Setting("moe_coefficient"),
+}
+_RL = {
+    **_ENGINE,
+    "max_completion_length": Setting("sampling.max_tokens", 512),
+    "temperature": Setting("sampling.temperature", 1.0, float),
+    "top_p": Setting("sampling.top_p", None, _all_tokens),
+    "top_k": Setting("sampling.top_k", None, _all_tokens),
+    "min_p": Setting("sampling.min_p", None, _all_tokens),
+    "vllm_gpu_memory_utilization": Setting("rollout.memory_share"),
+}
+_POLICY = {
+    "num_generations": Setting("group_size", 8),
+    "num_iterations": Setting("epochs", 1),
+    "beta": Setting("kl.coefficient", 0.0, float),
+    "epsilon": Setting("clip_low", 0.2),
+    "epsilon_high": Setting("clip_high", None),
+    "delta": Setting("dual_clip"),
+    "scale_rewards": Setting("divide_by_deviation", "group", _reward_scaling),
+    "mask_truncated_completions": Setting("mask_truncated_completions"),
+    "entropy_coef": Setting("entropy_coefficient"),
+    "router_aux_loss_coef": Setting("moe_coefficient"),
+}
+_AGGREGATIONS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant", "cispo": "token"}
+_LOSSES = {
+    "sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "exo_pair": "exo", "robust": "robust_dpo", "sppo_hard": "sppo",
+    "apo_zero": "apo_zero", "apo_down": "apo_down", "sft": "nll",
+}  # fmt: skip
+_DIVERGENCES = {"reverse_kl": "reverse_kl", "forward_kl": "forward_kl", "js_divergence": "js"}
+_SMOOTHED = ("dpo", "exo", "robust_dpo")
+_DIVERGED = ("dpo", "exo", "robust_dpo", "hinge")
+_LORA = {
+    "r": Setting("rank", 8),
+    "lora_alpha": Setting("alpha", 8, float),
+    "lora_dropout": Setting("dropout", 0.0, float),
+    "target_modules": Setting("target_modules"),
+    "use_dora": Setting("dora"),
+    "use_rslora": Setting("rank_stabilised"),
+    "modules_to_save": Setting("modules_to_save"),
+}
+# Of ModelConfig, which a YAML file has.
+_LORA_OF_YAML = {
+    "lora_r": Setting("rank", 16),
+    "lora_alpha": Setting("alpha", 32, float),
+    "lora_dropout": Setting("dropout", 0.05, float),
+    "lora_target_modules": Setting("target_modules"),
+    "use_dora": Setting("dora"),
+    "use_rslora": Setting("rank_stabilised"),
+    "lora_modules_to_save": Setting("modules_to_save"),
+}
+
+
+def translate(origin: Origin) -> Translation:
+    """Translate a script (.py) or a YAML file. Raises RecipeError for a file that cannot be parsed."""
+    read = read_file(origin)
+    given, lora = Given(read.settings, _REASONS), Given(read.lora or {}, _REASONS)
+    result = Translation({"name": recipe_name(origin.file)}, read.model, files=read.files)
+    result.assumed += [f"the form of the reward {each['function']}: {each['form']}" for each in read.rewards]
+    set_seed(result.recipe, given, "seed")
+    stage: dict[str, Any] = {"dataset": "train"}
+    if read.lora is not None:
+        stage["lora"] = {}
+        lora.fill(stage["lora"], _LORA_OF_YAML if read.is_yaml else _LORA)
+    batch = _Batch.of(given, result)
+    source = origin.source(read.path, subset=read.subset, split=read.split)
+    translated = {"grpo": _grpo, "dpo": _dpo, "sft": _sft}[read.kind]
+    translated(stage, given, _Task(origin, read, batch, origin.rows(source), result))
+    if "dropout" in stage and not stage["dropout"] and stage.get("lora", {}).pop("dropout", 0):
+        lora.leave("lora_dropout", "disable_dropout switches it off, there and here")
+    names = {"grpo": ("rl", "prompts"), "dpo": ("preference", "preferences"), "sft": ("sft", "conversations")}
+    name, data_format = names[read.kind]
+    dataset: dict[str, Any] = {"format": data_format, "source": source}
+    if read.kind != "grpo":  # TRL cuts rows
+        dataset["on_long_row"] = "truncate"
+    result.recipe |= {"data": {"train": dataset}, name: stage}
+    result.untranslated = [*given.untranslated(), *(f"LoraConfig.{each}" for each in lora.untranslated())]
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    device: int  # completions or rows of one forward
+    accumulated: int
+
+    @classmethod
+    def of(cls, given: Given, result: Translation) -> _Batch:
+        batch = cls(given.take("per_device_train_batch_size", 8), given.take("gradient_accumulation_steps", 1))
+        result.assumed.append(
+            f"a batch is per_device_train_batch_size x gradient_accumulation_steps = {batch.size}, of one process: "
+            "multiply it by the processes that you start"
+        )
+        return batch
+
+    @property
+    def size(self) -> int:
+        return self.device * self.accumulated
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    origin: Origin
+    read: TRLFile
+    batch: _Batch
+    rows: int | None  # of the data set; None: not counted
+    result: Translation
+
+
+def _sft(stage: dict[str, Any], given: Given, task: _Task) -> None:
+    _supervised(stage, given, task, 2e-5)
+
+
+def _dpo(stage: dict[str, Any], given: Given, task: _Task) -> None:
+    _supervised(stage, given, task, 1e-6)
+    stage["dropout"] = not given.take("disable_dropout", True)
+    named = given.take("loss_type", ["sigmoid"])
+    names = [named] if isinstance(named, str) else named
+    weights = given.take("loss_weights") or [1.0] * len(names)
+    if unknown := [name for name in names if name not in _LOSSES]:
+        raise RecipeError(f"loss_type {unknown[0]} has no counterpart here; there are {', '.join(_LOSSES)}")
+    beta, smoothing = given.take("beta", 0.1), given.take("label_smoothing", 0.0)
+    divergence = given.take("f_divergence_type", "reverse_kl")
+    if divergence not in _DIVERGENCES:
+        given.leave("f_divergence_type", f"here there are only counterparts of {', '.join(_DIVERGENCES)}")
+        divergence = "reverse_kl"
+    kinds = {_LOSSES[name] for name in names}
+    for setting, readers in (("label_smoothing", _SMOOTHED), ("f_divergence_type", _DIVERGED)):
+        if not kinds.intersection(readers):
+            given.leave(setting, "these losses do not read it")
+    losses: dict[str, Any] = {}
+    for name, weight in zip(names, weights, strict=True):
+        kind = _LOSSES[name]
+        loss: dict[str, Any] = {"type": kind, "weight": float(weight)}
+        loss |= {} if kind == "nll" else {"beta": float(beta)}
+        loss |= {"label_smoothing": smoothing} if kind in _SMOOTHED and smoothing else {}
+        loss |= {"logprobs": "mean"} if kind == "ipo" else {}
+        loss |= {"divergence": _DIVERGENCES[divergence]} if kind in _DIVERGED else {}
+        losses[kind] = loss
+    stage["losses"] = losses
+
+
+def _supervised(stage: dict[str, Any], given: Given, task: _Task, rate: float) -> None:
+    rows = task.rows
+    stage["batch_size"] = task.batch.size
+    given.fill(stage, _SUPERVISED)
+    if (steps := given.take("max_steps", -1)) > 0:
+        stage |= {"max_steps": steps, "epochs": epochs_for(steps, task.batch.size, rows)}
+        given.leave("num_train_epochs", _STEPS_DECIDE)
+    if given.take("truncation_mode", "keep_start") != "keep_start":
+        given.leave("truncation_mode", "here long rows are cut at the end, see on_long_row")
+    known = steps if steps > 0 else rows and stage.get("epochs", 1) * math.ceil(rows / task.batch.size)
+    _optimizer(stage, given, rate, known)
+
+
+def _optimizer(stage: dict[str, Any], given: Given, rate: float, steps: int | None) -> None:
+    given.fill(stage, {"learning_rate": Setting("optimizer.learning_rate", rate, float), **_OPTIMIZER})
+    betas = given.take("adam_beta1", 0.9), given.take("adam_beta2", 0.999)
+    optimizer(stage, betas, 0.0)
+    warmup = given.take("warmup_ratio", 0.0) or given.take("warmup_steps", 0)
+    if warmup >= 1 and not steps:
+        given.leave("warmup_steps", "it is a share of the steps here, whose number is not known: set warmup_share")
+        warmup = 0.0
+    stage["optimizer"]["warmup_share"] = warmup if warmup < 1 else min(1.0, round(warmup / (steps or 1), 6))
+
+
+def _grpo(rl: dict[str, Any], given: Given, task: _Task) -> None:
+    block: dict[str, Any] = {"rewards": {}}
+    given.fill(block, _POLICY)
+    loss, level = given.take("loss_type", "dapo"), given.take("importance_sampling_level", "token")
+    algorithm = _algorithm(loss, level, given.take("multi_objective_aggregation", "sum_then_normalize"))
+    if algorithm == "sapo":
+        block = {key: value for key, value in block.items() if key not in ("clip_low", "clip_high", "dual_clip")}
+        block["temperature_positive"] = given.take("sapo_temperature_pos", 1.0)
+        block["temperature_negative"] = given.take("sapo_temperature_neg", 1.05)
+        block["aggregation"] = "sequence"
+        for name in ("epsilon", "epsilon_high", "delta"):
+            given.leave(name, "sapo has none")
+    elif algorithm == "cispo":  # its bound is of the ratio, ours of what it is above 1
+        block["clip_high"] = block.get("clip_high", block["clip_low"]) - 1
+        block |= {"clip_low": 1.0, "aggregation": "token"}
+        block.pop("dual_clip", None)
+        given.leave("delta", "cispo has none")
+    else:
+        block.setdefault("clip_high", block["clip_low"])
+        block["aggregation"] = _AGGREGATIONS[loss]
+    generated = given.take("generation_batch_size") or task.batch.device * (
+        given.take("steps_per_generation") or task.batch.accumulated
+    )
+    given.take("steps_per_generation")
+    if generated % block["group_size"] or generated % task.batch.size:
+        raise RecipeError(
+            f"{generated} completions of a batch are not divisible by num_generations={block['group_size']} and by the "
+            f"{task.batch.size} of an update"
+        )
+    block["minibatches"] = generated // task.batch.size
+    prompts = generated // block["group_size"]
+    updates = block["minibatches"] * block["epochs"]
+    max_steps, epochs = given.take("max_steps", -1), given.take("num_train_epochs", 3.0)
+    steps = math.ceil(max_steps / updates) if max_steps > 0 else rl_steps(
+        epochs, task.rows, prompts, "num_train_epochs", task.result.assumed
+    )  # fmt: skip
+    if max_steps > 0:
+        given.leave("num_train_epochs", _STEPS_DECIDE)
+    _optimizer(block, given, 1e-6, steps * updates)
+    given.fill(rl, _RL)
+    length = given.take("vllm_max_model_length")
+    if length is None:
+        length = rl["sampling"]["max_tokens"] + _PROMPT_TOKENS
+        length = min(length, task.origin.context or length)
+        task.result.assumed.append(f"rl.rollout.max_length: {length}; there, prompts have any length")
+    put(rl, "rollout.max_length", length)
+    rl["dropout"] = not given.take("disable_dropout", False) and bool(rl.get("lora", {}).get("dropout"))
+    weights = given.take("reward_weights") or [1.0] * len(task.read.rewards)
+    if len(weights) != len(task.read.rewards):
+        raise RecipeError(f"reward_weights has {len(weights)} numbers for {len(task.read.rewards)} reward functions")
+    for reward, weight in zip(task.read.rewards, weights, strict=True):
+        block["rewards"][reward["function"]] = reward | ({"weight": float(weight)} if weight != 1 else {})
+    rl |= {"algorithm": algorithm, "steps": steps, "prompts_per_step": prompts, algorithm.replace("-", "_"): block}
+
+
+def _algorithm(loss: str, level: str, aggregation: str) -> str:
+    if loss in ("cispo", "sapo"):
+        return loss
+    if loss not in _AGGREGATIONS:
+        raise RecipeError(f"loss_type {loss} has no counterpart here; there are {', '.join((*_AGGREGATIONS, 'sapo'))}")
+    if level == "sequence":
+        return "gspo"
+    return "gdpo" if aggregation == "normalize_then_sum" else "grpo"

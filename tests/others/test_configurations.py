@@ -1,0 +1,297 @@
+"""Scripts and settings of TRL, OpenRLHF and verl become recipes that load and can be planned."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from deployments.cli.main import app
+from deployments.translation import openrlhf, trl, verl
+from deployments.translation.settings import Origin, Setting
+from rlhf_core.errors import RecipeError
+from rlhf_core.pipeline.prepare import check
+from rlhf_core.recipe.loading import load_recipe
+from tests.rlhf_core.recipes import model_folder
+
+pytestmark = pytest.mark.parts
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of somebody's project, in which a command is given."""
+    for framework in ("trl", "openrlhf", "verl"):
+        shutil.copytree(HERE / framework, tmp_path / framework)
+        shutil.copy(HERE / "prompts.jsonl", tmp_path / framework)
+    model_folder(tmp_path, context=1024)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def translated(framework: str, file: str, *arguments: str) -> list[str]:
+    done = CliRunner().invoke(app, ["init", "--from", framework, file, "mine", "--model", "model", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output.splitlines()
+
+
+def test_a_script_of_trl(folder: Path) -> None:
+    printed = translated("trl", "trl/train_grpo.py")
+    loaded = load_recipe("mine/recipe.yaml")
+    rl = loaded.recipe.stages["rl"].model_dump()
+    # 8 rows x 8 micro-batches are 64 completions of 16 prompts, in two updates; 200 updates in two passes are 50 steps.
+    assert (rl["steps"], rl["prompts_per_step"]) == (50, 16)
+    grpo = rl["grpo"]
+    assert (grpo["group_size"], grpo["minibatches"], grpo["epochs"]) == (4, 2, 2)
+    assert (grpo["clip_low"], grpo["clip_high"], grpo["aggregation"]) == (0.2, 0.28, "sequence")
+    assert grpo["kl"]["coefficient"] == 0.04
+    optimizer = grpo["optimizer"]
+    assert (optimizer["learning_rate"], optimizer["warmup_share"], optimizer["schedule"]) == (2e-5, 0.1, "linear")
+    assert optimizer["max_gradient_norm"] == 0.5  # as it was assigned later
+    assert optimizer["betas"] == (0.9, 0.999)  # TRL's default
+    assert (rl["sampling"]["max_tokens"], rl["sampling"]["temperature"]) == (64, 0.9)
+    assert (rl["lora"]["rank"], rl["lora"]["target_modules"]) == (8, ("q_proj", "v_proj"))
+    assert {name: (reward["form"], reward["weight"]) for name, reward in grpo["rewards"].items()} == {
+        "accuracy": ("trl_conversational", 1.0),
+        "brevity": ("trl_conversational", 0.2),
+    }
+    for setting in ("top_p = 0.95", "log_completions = True", "seed = torch.initial_seed()", "GRPOTrainer.callbacks"):
+        assert any(line.startswith(f"not translated: {setting}") for line in printed)
+        assert f"#   {setting}" in Path("mine/recipe.yaml").read_text()
+    checked = check("mine/recipe.yaml", [])
+    assert {"data.train", "base", "rl"} <= checked.graph.keys()
+    checked.call_functions(None)  # with the functions' own code, without the imports of TRL
+
+
+def test_the_reward_functions_of_a_script_are_copied_without_the_rest(folder: Path) -> None:
+    translated("trl", "trl/train_grpo.py")
+    code = Path("mine/rewards.py").read_text()
+    assert re.findall(r"^(?:import|from|def|[A-Z]+) ?\S*", code, re.MULTILINE) == [
+        "import re", "PATTERN =", "def last_answer(text):", "def accuracy(completions,", "def brevity(completions,",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("framework", "file", "stage"),
+    [("trl", "dpo.yaml", "preference"), ("trl", "train_sft.py", "sft"), ("openrlhf", "train_dpo.sh", "preference")],
+)
+def test_a_data_set_of_the_hub_is_planned_on_files(folder: Path, framework: str, file: str, stage: str) -> None:
+    translated(framework, f"{framework}/{file}")
+    talk = {"prompt": "one and one?", "completion": "two"}
+    pair = {"prompt": "one and one?", "chosen": "two", "rejected": "ten"}
+    renamed = {"prompt": "one and one?", "chosen_messages": "two", "rejected_messages": "ten"}
+    row = talk if stage == "sft" else renamed if framework == "openrlhf" else pair
+    Path("rows.jsonl").write_text("".join(json.dumps(row | {"prompt": f"{i}?"}) + "\n" for i in range(256)))
+    source = f"data.train.source={{type: files, paths: [{folder}/rows.jsonl]}}"
+    assert stage in check("mine/recipe.yaml", [source]).graph
+
+
+def test_settings_of_trl_dpo(folder: Path) -> None:
+    translated("trl", "trl/dpo.yaml")
+    recipe = load_recipe("mine/recipe.yaml").recipe
+    stage = recipe.stages["preference"].model_dump()
+    assert (stage["batch_size"], stage["epochs"], stage["max_length"], stage["dropout"]) == (16, 1, 128, False)
+    assert {name: loss["weight"] for name, loss in stage["losses"].items()} == {"dpo": 1.0, "nll": 0.5}
+    assert (stage["losses"]["dpo"]["beta"], stage["losses"]["dpo"]["label_smoothing"]) == (0.2, 0.1)
+    assert (stage["lora"]["rank"], stage["lora"]["alpha"], stage["engine"]["gradient_checkpointing"]) == (32, 16, True)
+    assert recipe.data["train"].on_long_row == "truncate"
+
+
+def test_a_script_of_openrlhf(folder: Path) -> None:
+    printed = translated("openrlhf", "openrlhf/train_ppo.sh")
+    recipe = load_recipe("mine/recipe.yaml").recipe
+    rl = recipe.stages["rl"].model_dump()
+    ppo = rl["ppo"]
+    assert (rl["algorithm"], rl["steps"], rl["prompts_per_step"]) == ("ppo", 4, 4)  # two passes over 8 rows
+    assert (ppo["minibatches"], ppo["group_size"], ppo["gae_lambda"]) == (2, 2, 0.95)
+    assert (ppo["clip_low"], ppo["clip_high"], ppo["kl"]["coefficient"], ppo["kl"]["place"]) == (
+        0.2,
+        0.27,
+        0.02,
+        "reward",
+    )
+    assert (ppo["optimizer"]["learning_rate"], ppo["critic"]["optimizer"]["learning_rate"]) == (5e-7, 9e-6)
+    assert ppo["shaping"]["clip"] == (-5, 5)
+    assert ppo["shaping"]["overlong"] == {"buffer": 16, "penalty": 1.0}
+    assert (rl["engine"]["zero_stage"], rl["rollout"]["engines"], rl["rollout"]["max_length"]) == (3, 2, 256)
+    assert recipe.data["train"].columns == {"answer": "solution"}
+    assert "not translated: logger.wandb.key = …: trackers are in `tracking`" in printed  # and no secret in a recipe
+    assert any(line.startswith("not translated: launcher = 'ray job submit --address=…'") for line in printed)
+    check("mine/recipe.yaml", []).call_functions(None)
+
+
+@pytest.mark.parametrize(("file", "algorithm", "steps"), [("run_grpo.sh", "grpo", 30), ("ppo.yaml", "ppo", 40)])
+def test_settings_of_verl(folder: Path, file: str, algorithm: str, steps: int) -> None:
+    printed = translated("verl", f"verl/{file}")
+    rl = load_recipe("mine/recipe.yaml").recipe.stages["rl"].model_dump()
+    block = rl[algorithm]
+    assert (rl["algorithm"], rl["steps"], rl["rollout"]["max_length"]) == (algorithm, steps, 96)
+    assert (block["optimizer"]["learning_rate"], block["optimizer"]["weight_decay"]) == (1e-6, 0.01)
+    if algorithm == "grpo":
+        assert (block["group_size"], block["minibatches"], block["clip_high"], block["dual_clip"]) == (5, 2, 0.28, 3.0)
+        assert (block["kl"]["coefficient"], block["kl"]["place"], block["kl"]["estimator"]) == (0.001, "loss", "k3")
+        assert block["rewards"]["reward"]["options"] == {"penalty": 0.5}
+        assert any(line.startswith("not translated: argument 30 = '$@'") for line in printed)
+    else:
+        assert (block["gae_lambda"], block["kl"]["coefficient"], block["kl"]["place"]) == (0.95, 0.002, "reward")
+        assert (block["optimizer"]["warmup_share"], rl["lora"]["rank"]) == (0.1, 8)
+    check("mine/recipe.yaml", []).call_functions(None)
+
+
+def _verl(settings: Mapping[str, Any]) -> str:
+    base = {"data.train_files": "x.jsonl", "reward.custom_reward_function.path": "score.py"}
+    flags = " ".join(f"'{name}={value}'" for name, value in {**base, **settings}.items())
+    return f"python3 -m verl.trainer.main_ppo {flags}"
+
+
+def _openrlhf(settings: Mapping[str, Any]) -> str:
+    base = {"data.prompt_dataset": "x.jsonl", "reward.remote_url": "f.py", "rollout.n_samples_per_prompt": 8}
+    words = {name: " ".join(map(str, v)) if isinstance(v, list) else v for name, v in {**base, **settings}.items()}
+    flags = " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in words.items())
+    return f"python3 -m openrlhf.cli.train_ppo_ray {flags}"
+
+
+def _trl(settings: Mapping[str, Any]) -> str:
+    arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    return (
+        "def f(completions, **kwargs): return [1.0]\n"
+        "trainer = GRPOTrainer(model='a/b', reward_funcs=f, train_dataset=load_dataset('a/b'),\n"
+        f"                      args=GRPOConfig({arguments}))\n"
+    )
+
+
+VALUES: dict[str, Any] = {
+    "num_generations": 4,
+    "lr_scheduler_type": "constant_with_warmup", "scale_rewards": "none", "bf16": False, "attn_implementation": "eager",
+    "gradient_checkpointing": True, "mask_truncated_completions": True, "ds.attn_implementation": "eager",
+    "actor.loss_agg_mode": "seq-mean-token-mean", "algo.kl.estimator": "k3", "reward.clip_range": [-3, 3],
+    "actor.lr_scheduler": "constant", "critic.lr_scheduler": "constant", "actor.adam.betas": [0.8, 0.9],
+    "critic.adam.betas": [0.8, 0.9], "actor.optim": "muon", "critic.optim": "muon", "optim": "sgd",
+    f"{verl._ACTOR}.loss_agg_mode": "seq-mean-token-mean", f"{verl._ACTOR}.optim.lr_scheduler_type": "cosine",
+    "critic.optim.lr_scheduler_type": "cosine", f"{verl._ACTOR}.optim.optimizer": "SGD",
+    "critic.optim.optimizer": "SGD",
+    "ds.param_dtype": "fp16", f"{verl._ROLLOUT}.enforce_eager": True,
+}  # fmt: skip
+CASES: list[tuple[str, str, Callable[[Mapping[str, Any]], str], Mapping[str, Setting]]] = [
+    ("trl", "x.py", _trl, {**trl._RL, **trl._POLICY, **trl._OPTIMIZER}),
+    ("openrlhf", "x.sh", _openrlhf, {**openrlhf._RL, **openrlhf._POLICY, **openrlhf._CRITIC}),
+    ("verl", "x.sh", _verl, {**verl._RL, **verl._POLICY, **verl._CRITIC}),
+]
+
+
+@pytest.mark.parametrize(("framework", "file", "text", "table"), CASES, ids=["trl", "openrlhf", "verl"])
+def test_no_setting_of_a_table_is_lost(
+    tmp_path: Path, framework: str, file: str, text: Callable[..., str], table: Mapping[str, Setting]
+) -> None:
+    """Each changes the recipe, or is named."""
+    translate = {"trl": trl.translate, "openrlhf": openrlhf.translate, "verl": verl.translate}[framework]
+
+    def of(settings: Mapping[str, Any]) -> tuple[str, list[str]]:
+        (tmp_path / file).write_text(text(settings))
+        translation = translate(Origin(tmp_path / file, tmp_path / "mine"))
+        return json.dumps(translation.recipe), translation.untranslated
+
+    before, _ = of({})
+    lost = []
+    for name, setting in table.items():
+        default = setting.default
+        value = VALUES.get(name, default * 2 if isinstance(default, int | float) and default else 0.25)
+        after, named = of({name: value})
+        if after == before and not any(each.startswith(f"{name} = ") for each in named):
+            lost.append(name)
+    assert lost == []
+
+
+@pytest.mark.parametrize(
+    ("framework", "file", "text", "sentence"),
+    [
+        ("trl", "a.py", "x = (", "it is no Python: '(' was never closed"),
+        ("trl", "a.py", "print(1)", "it has 0 configs and 0 trainers of GRPO, DPO or SFT; give a script with one"),
+        ("trl", "a.toml", "x = 1", "give a script of TRL (.py), or the .yaml file of its command"),
+        ("trl", "a.yaml", "learning_rate: 1", "it has no dataset_name, so there is nothing to train on"),
+        ("trl", "a.yaml", "dataset_name: a/b", "it does not say whether it is of `trl grpo`, `trl dpo` or `trl sft`"),
+        ("trl", "a.yaml", "dataset_name: a/b\nbeta: 0.1\nloss_type: nca_pair", "loss_type nca_pair has no count"),
+        ("trl", "a.yaml", "dataset_name: a/b\nbeta: 0.1\nmax_steps: many", "a value has not the type that trl"),
+        (
+            "trl", "a.py",
+            _trl({}).replace("def f(completions, **kwargs): return [1.0]", "from trl.rewards import f"),
+            "reward_funcs has `f`, which is no function of this file: define it there, at the top level",
+        ),
+        ("trl", "a.py", _trl({"num_generations": 3}), "8 completions of a batch are not divisible by num_gen"),
+        ("openrlhf", "a.sh", "echo", "it has 0 commands of openrlhf.cli.train_ppo_ray, openrlhf.cli.train_sft, "),
+        ("openrlhf", "a.sh", _openrlhf({"x": "'"}), "its command cannot be split into words: No closing quotation"),
+        ("openrlhf", "a.sh", _openrlhf({"train.agent_func_path": "a.py"}), "names an agent of OpenRLHF, which is not"),
+        ("openrlhf", "a.sh", _openrlhf({"algo.advantage.estimator": "flash_reinforce"}), "flash_reinforce has no"),
+        ("verl", "a.sh", _verl({"algorithm.adv_estimator": "remax"}), "adv_estimator remax with the loss vanilla"),
+        ("verl", "a.yaml", "a: 1", "it has none of actor_rollout_ref, algorithm and data, so it is not verl's"),
+        ("verl", "a.yaml", "data: {train_files: x.jsonl}", "it has no custom_reward_function.path, and the"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_parsed_is_refused_in_one_sentence(
+    tmp_path: Path, framework: str, file: str, text: str, sentence: str
+) -> None:
+    (tmp_path / file).write_text(text)
+    done = CliRunner().invoke(
+        app, ["init", "--from", framework, str(tmp_path / file), str(tmp_path / "mine"), "--model", "a/b"]
+    )
+    assert done.exit_code == 1
+    assert sentence in done.output
+    assert len(done.output.splitlines()) == 1
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_setting_out_of_its_limits_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(_verl({"data.train_batch_size": 0}))
+    done = CliRunner().invoke(app, ["init", "--from", "verl", f"{tmp_path}/a.sh", f"{tmp_path}/mine", "--model", "a/b"])
+    assert done.exit_code == 1
+    assert "rl.prompts_per_step" in done.output
+    assert not (tmp_path / "mine").exists()
+
+
+def test_gpus_of_verl_are_shared(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(
+        _verl({
+            "trainer.n_gpus_per_node": 8, "trainer.nnodes": 2, f"{verl._ROLLOUT}.tensor_model_parallel_size": 4,
+            f"{verl._MODEL}.path": "a/b",
+        })
+    )  # fmt: skip
+    done = CliRunner().invoke(app, ["init", "--from", "verl", f"{tmp_path}/a.sh", f"{tmp_path}/mine"])
+    assert done.exit_code == 0, done.output
+    rl = load_recipe(f"{tmp_path}/mine/recipe.yaml").recipe.stages["rl"].model_dump()
+    assert (rl["hybrid"], rl["placement"]["workers"], rl["rollout"]["engines"]) == (True, 16, 4)
+
+
+def test_without_a_model(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(_verl({}))
+    done = CliRunner().invoke(app, ["init", "--from", "verl", f"{tmp_path}/a.sh", f"{tmp_path}/mine"])
+    assert (done.exit_code, done.output.endswith("it does not name its model by a text: give --model\n")) == (1, True)
+    assert CliRunner().invoke(app, ["init", "grpo", f"{tmp_path}/mine"]).exit_code == 2
+
+
+def test_the_json_document_names_what_was_not_translated(folder: Path) -> None:
+    document = json.loads("\n".join(translated("trl", "trl/train_sft.py", "--json")))
+    assert [Path(path).name for path in document["paths"]] == ["recipe.yaml"]
+    assert document["untranslated"][1] == "packing = True: here it is always so"
+    assert len(document["assumed"]) == 1
+
+
+def test_a_script_is_never_run(folder: Path) -> None:
+    script = Path("trl/train_sft.py")
+    script.write_text(script.read_text() + "\nopen('ran', 'w')\n")
+    translated("trl", str(script))
+    assert not Path("ran").exists()
+
+
+def test_a_reward_that_uses_trl_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        _trl({}).replace("def f(", "from trl.rewards import think\ndef f(").replace("[1.0]", "think()")
+    )
+    with pytest.raises(RecipeError, match=r"the reward f uses from trl\.rewards import think, which there is not here"):
+        trl.translate(Origin(tmp_path / "a.py", tmp_path / "mine"))
