@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, get_args
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -16,8 +17,10 @@ from rlhf_core.config.rewards.rewards import (
     HTTPReward,
     JudgeReward,
     RewardConfig,
+    VerifierReward,
 )
 from rlhf_core.config.rewards.scorers import MonitorConfig, ScorerConfig
+from rlhf_core.config.rewards.verifiers import VERIFIERS
 from rlhf_core.config.rl.algorithms import AlgorithmConfig
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.servers import ServerConfig
@@ -228,3 +231,16 @@ def test_files_of_a_function_are_beside_it(file: str) -> None:
     assert FunctionReward(type="function", path="../reward.py", files=("../kit/x.py",)).named_files()[1:] == (
         "../kit/x.py",
     )
+
+
+def test_every_kind_of_verifier_can_be_named_and_is_implemented() -> None:
+    assert get_args(VerifierReward.model_fields["kind"].annotation) == tuple(VERIFIERS)
+    for kind, entry in VERIFIERS.items():
+        config = VerifierReward.model_validate({"type": "verifier", "kind": kind})
+        assert config.row_columns == entry.row_columns
+        assert callable(resolve_name(entry.implementation).of)
+
+
+def test_limits_of_code_are_in_a_key_where_they_differ_from_the_default() -> None:
+    code = VerifierReward.model_validate({"type": "verifier", "kind": "code_tests", "modules": ("numpy",)})
+    assert result_settings(code).keys() - result_settings(VerifierReward(type="verifier")).keys() == {"modules"}
