@@ -62,7 +62,7 @@ class Completion:
     Any sequences can be given; they are kept as arrays, of int32 and float32, which cost 8 bytes a token.
     """
 
-    token_ids: Sequence[int]  # ends with EOS if finish_reason is "stop"
+    token_ids: Sequence[int]  # ends with EOS, or the token that completes a stop text, if finish_reason is "stop"
     logprobs: Sequence[float]  # of each sampled token, at the sampling temperature
     finish_reason: FinishReason
     weight_version: int  # the oldest

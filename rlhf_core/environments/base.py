@@ -23,6 +23,7 @@ class Feedback:
     done: bool = False  # the episode is over
     metrics: Mapping[str, float] = field(default_factory=dict)  # summed over the episode, logged as environment/NAME
     max_tokens: int | None = None  # of the next reply; none: `sampling.max_tokens`, which is the most
+    stop: Sequence[str] = ()  # texts that end the next reply, beside those of `sampling.stop`
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class Environment(ABC):
     """The environment of one episode, in whichever process. Any exception of its methods becomes an EpisodeError."""
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
-        """Start the episode of a dataset row, and return its first prompt: messages, or a Feedback with `max_tokens`.
+        """Start the episode of a dataset row, and return its first prompt: messages, or a Feedback with these and
+        `max_tokens` or `stop`.
 
         seed: of its random generators.
         """

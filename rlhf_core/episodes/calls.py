@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlhf_core.chat.encoding import Tokenizer, decode_completion
+from rlhf_core.chat.encoding import Tokenizer
 from rlhf_core.environments.agents.program import Call, CallError
 from rlhf_core.episodes.episode import EpisodeRules, stretches_of
 from rlhf_core.episodes.rounds import Ask
 from rlhf_core.episodes.shown_images import ShownImages, request_images
+from rlhf_core.episodes.stops import until_stop
 from rlhf_core.episodes.tokens import EpisodeTokens
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engine import Request, SamplingParameters
-from rlhf_core.types import Branch, Completion, Prompt, SequenceImage, Stretch, Trajectory
+from rlhf_core.types import Branch, Prompt, SequenceImage, Trajectory
 
 
 class Calls:
@@ -66,7 +67,8 @@ class Calls:
         parameters = replace(self._parameters, max_tokens=max_tokens or self.max_tokens)
         seed = self._seed(number) if parameters.temperature else None
         completion = await self._ask(Request(tuple(prompt), parameters, seed, request_images(images)))
-        call = Call(number, tuple(prompt), until_stop(completion, stop, self.tokenizer), messages, images)
+        ended = until_stop(completion, (*parameters.stop, *stop), self.tokenizer)
+        call = Call(number, tuple(prompt), ended, messages, images)
         self.completed.append(call)
         return call
 
@@ -93,33 +95,6 @@ class Calls:
                 f"{self.max_length} (`rollout.max_length`)",
                 "context_length_exceeded",
             )
-
-
-def until_stop(completion: Completion, stop: Sequence[str], tokenizer: Tokenizer) -> Completion:
-    """Truncate `completion` after the token that completes the first of the texts `stop`, if there is one.
-
-    A token does not depend on later ones, so the result equals that of sampling with this stop.
-    """
-    if not any(text in decode_completion(tokenizer, completion.token_ids) for text in stop):
-        return completion
-    for count in range(1, len(completion.token_ids) + 1):
-        tokens = completion.token_ids[:count]
-        if any(text in decode_completion(tokenizer, tokens) for text in stop):
-            return replace(
-                completion, token_ids=tokens, logprobs=completion.logprobs[:count], finish_reason="stop",
-                stretches=_first(completion.stretches, count),
-            )  # fmt: skip
-    raise AssertionError("all of its tokens have the text")
-
-
-def _first(stretches: Sequence[Stretch], tokens: int) -> tuple[Stretch, ...]:
-    """Return the stretches of the first `tokens`; empty if one version of the weights sampled these."""
-    kept = []
-    for stretch in stretches:
-        if tokens > 0:
-            kept.append(replace(stretch, tokens=min(stretch.tokens, tokens)))
-        tokens -= stretch.tokens
-    return tuple(kept) if len(kept) > 1 else ()
 
 
 @dataclass(slots=True)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NoReturn
 
-from rlhf_core.chat.encoding import Tokenizer, decode_completion, encode_prompt, written_text
+from rlhf_core.chat.encoding import Tokenizer, decode_completion, encode_prompt, stop_token_ids, written_text
 from rlhf_core.chat.feedback import encode_feedback
 from rlhf_core.chat.rendering import Message
+from rlhf_core.config.engines.rollout import MOST_STOPS
 from rlhf_core.data.formats.base import RowError, require_sound
 from rlhf_core.environments import Environment, Feedback, Reply
 from rlhf_core.episodes.shown_images import ShownImages, request_images
@@ -64,6 +65,7 @@ class Episode:
         self._shown: tuple[SequenceImage, ...] = ()  # by the environment, behind the prompt
         self._seconds = rules.episode_seconds  # that are left
         self.max_tokens = rules.max_tokens  # of the next reply
+        self.stop: tuple[str, ...] = ()  # texts that end the next reply, beside those of the run
         self.over = False
 
     async def begin(self, seed: int) -> None:
@@ -74,6 +76,7 @@ class Episode:
         messages = await self._called(self._environment.reset(dict(self._prompt.row), seed))
         if isinstance(messages, Feedback):
             self.max_tokens = self._checked_limit(messages.max_tokens, "reset")
+            self.stop = self._checked_stop(messages.stop, "reset")
             messages = messages.messages
         if messages != self._messages:
             self._messages = self._answered = self._checked(messages, "reset")
@@ -156,8 +159,11 @@ class Episode:
     def _answer(self, reply: str, feedback: Feedback) -> None:
         feedback_messages = self._checked(feedback.messages, "step")
         messages = [*self._messages, {"role": "assistant", "content": reply}]
+        # A reply that a text has ended lacks the token that ends a turn.
+        ended = self._replies[-1].token_ids[-1] in stop_token_ids(self._rules.tokenizer)
+        tools = self._prompt.row.get("tools")
         try:
-            between = encode_feedback(self._rules.tokenizer, messages, feedback_messages, self._prompt.row.get("tools"))
+            between = encode_feedback(self._rules.tokenizer, messages, feedback_messages, tools, ended=ended)
         except StageError as error:
             raise EpisodeError(f"{self._where()}: {error}") from error
         between, shown = self._with_images(between, feedback_messages, "step")
@@ -165,6 +171,7 @@ class Episode:
             self.over = self._cut = True  # no room for another reply
             return
         self.max_tokens = self._checked_limit(feedback.max_tokens, "step")
+        self.stop = self._checked_stop(feedback.stop, "step")
         self._tokens.add_given(between)
         self._shown += shown
         self._messages = [*messages, *feedback_messages]
@@ -253,6 +260,13 @@ class Episode:
                 "`sampling.max_tokens`"
             )
         return max_tokens
+
+    def _checked_stop(self, stop: Any, method: str) -> tuple[str, ...]:
+        if not isinstance(stop, list | tuple) or not all(isinstance(text, str) and text for text in stop):
+            self._fail(f"{method}() returned stop={stop!r:.200}, expected a list of texts")
+        if len(stop) > MOST_STOPS:
+            self._fail(f"{method}() returned {len(stop)} texts as stop, and the most are {MOST_STOPS}")
+        return tuple(stop)
 
     async def _called(self, answer: Awaitable[Any]) -> Any:
         started, limit = time.monotonic(), asyncio.timeout(limited(self._seconds))

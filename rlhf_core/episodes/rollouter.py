@@ -16,6 +16,7 @@ from rlhf_core.episodes.episode import Episode, EpisodeRules
 from rlhf_core.episodes.programs import play_program
 from rlhf_core.episodes.rounds import Ask, Play, play_in_rounds
 from rlhf_core.episodes.shown_images import ShownImages
+from rlhf_core.episodes.stops import until_stop
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engine import Request, SamplingParameters
@@ -139,7 +140,8 @@ class Rollouter:
         while not episode.over:
             seed = start.seed(episode.turns) if parameters.temperature else None
             of_turn = replace(parameters, max_tokens=episode.max_tokens)
-            await episode.take(await ask(Request(episode.token_ids, of_turn, seed, episode.images)))
+            reply = await ask(Request(episode.token_ids, of_turn, seed, episode.images))
+            await episode.take(until_stop(reply, (*parameters.stop, *episode.stop), self._tokenizer))
         return episode.trajectory()
 
     async def _try_to_play(self, start: Start, parameters: SamplingParameters, ask: Ask) -> Trajectory | EpisodeError:

@@ -45,7 +45,7 @@ def answer(
         ]
 
     progress("greedy")
-    greedy = play(starts(1), SamplingConfig(temperature=0.0, max_tokens=sampling.max_tokens))
+    greedy = play(starts(1), SamplingConfig(temperature=0.0, max_tokens=sampling.max_tokens, stop=sampling.stop))
     progress("sampled")
     sampled = play(starts(samples), sampling)
     # Grouped by prompt, the greedy completion first.

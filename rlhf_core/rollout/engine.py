@@ -35,12 +35,13 @@ class SamplingParameters:
     stop_token_ids: tuple[int, ...]
     top_k: int = 0  # 0: all tokens
     min_p: float = 0.0
+    stop: tuple[str, ...] = ()  # texts; engines may sample on, since episodes cut a reply after the first
 
     @classmethod
     def of(cls, config: SamplingConfig, stop_token_ids: tuple[int, ...]) -> SamplingParameters:
         return cls(
             temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens,
-            stop_token_ids=stop_token_ids, top_k=config.top_k, min_p=config.min_p,
+            stop_token_ids=stop_token_ids, top_k=config.top_k, min_p=config.min_p, stop=tuple(config.stop),
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -35,6 +35,9 @@ from rlhf_core.config.numbers import (
 from rlhf_core.config.plugins import Table
 from rlhf_core.config.typed import TypedConfig
 
+MOST_STOPS = 16
+StopText = Annotated[str, Field(min_length=1, max_length=256)]
+
 
 class SamplingConfig(Config):
     temperature: Temperature = Field(default=1.0, description="0: greedy; else 0.01 to 2")
@@ -51,6 +54,11 @@ class SamplingConfig(Config):
         "rollouts",
     )
     max_tokens: Tokens = Field(description="maximum length of a completion, in tokens")
+    stop: list[StopText] = since_default(
+        [],
+        max_length=MOST_STOPS,
+        description="texts that end a completion, which keeps the token that completes one, and nothing after it",
+    )
 
     @model_validator(mode="after")
     def _temperature_is_served(self) -> SamplingConfig:

@@ -87,10 +87,10 @@ class Environment:
 
 class Brief:
     def reset(self, row):
-        return {"messages": row["prompt"], "max_tokens": 2}
+        return {"messages": row["prompt"], "max_tokens": 2, "stop": ["b"]}
 
     def step(self, reply):
-        return {"max_tokens": int(reply)}
+        return {"max_tokens": int(reply), "stop": ["c", "d"]}
 
 
 class WithoutStep:

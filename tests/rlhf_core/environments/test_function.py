@@ -98,7 +98,9 @@ def test_a_failure_is_told_and_touches_no_other_episode(hostile: FunctionHost, r
 
 def test_a_turn_may_bound_the_reply_to_it() -> None:
     environments = FunctionHost(settings(function="Brief"), HOSTILE)
-    assert asyncio.run(said(environments.new(), "1")) == [Feedback(of_user("a?"), max_tokens=2), Feedback(max_tokens=1)]
+    assert asyncio.run(said(environments.new(), "1")) == [
+        Feedback(of_user("a?"), max_tokens=2, stop=["b"]), Feedback(max_tokens=1, stop=["c", "d"]),
+    ]  # fmt: skip
     environments.close()
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from rlhf_core.environments.agents.program import Call, CallError
-from rlhf_core.episodes.calls import Calls, TokenSequence, chosen, joined, trajectory_of, until_stop
+from rlhf_core.episodes.calls import Calls, TokenSequence, chosen, joined, trajectory_of
 from rlhf_core.episodes.episode import EpisodeRules
+from rlhf_core.episodes.stops import until_stop
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.types import Completion, FinishReason, Prompt, Stretch
@@ -148,6 +149,35 @@ def test_a_reply_ends_where_it_has_a_stop_text() -> None:
     assert until_stop(several, ["bc"], LETTERS).stretches == (Stretch(1, 0), Stretch(1, 1), Stretch(1, 2))
     assert until_stop(several, ["a"], LETTERS).stretches == ()
     assert until_stop(whole, ["x"], LETTERS) is until_stop(whole, [], LETTERS) is whole
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_reply_ends_with_the_first_token_that_completes_any_stop_text(seed: int) -> None:
+    draw = random.Random(seed)
+    whole = completion(draw.choices([1, 2, 3], k=draw.randint(1, 40)))
+    stop = ["".join(draw.choices("abc", k=draw.randint(1, 4))) for _ in range(2)]
+    texts = [
+        "".join("abc"[token - 1] for token in whole.token_ids[:count]) for count in range(len(whole.token_ids) + 1)
+    ]
+    first = next((count for count, text in enumerate(texts) if any(each in text for each in stop)), None)
+    assert until_stop(whole, stop, LETTERS).token_ids == whole.token_ids[:first]
+
+
+def test_the_texts_of_the_run_end_the_calls_of_a_program_too() -> None:
+    made = played(program_stop=["d"], run_stop=("bc",))
+    assert list(made.token_ids) == [1, 2, 3]
+    assert list(played(program_stop=["b"], run_stop=("bc",)).token_ids) == [1, 2]
+
+
+def played(program_stop: Sequence[str], run_stop: tuple[str, ...]) -> Completion:
+    """The reply to one call of a program, of which the engine samples a b c d."""
+
+    async def ask(request: Request) -> Completion:
+        return completion([1, 2, 3, 4])
+
+    rules = EpisodeRules(LETTERS, 3, 20, 8, "a program")
+    calls = Calls(rules, replace(SAMPLING, stop=run_stop), lambda number: number, ask)
+    return asyncio.run(calls.generate([1], stop=program_stop)).completion
 
 
 def calls_of(asked: list[Request], **changes: Any) -> Calls:

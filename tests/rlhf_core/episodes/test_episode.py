@@ -22,12 +22,12 @@ from rlhf_core.environments.opening import InProcessHost
 from rlhf_core.environments.retry import RetryEnvironment
 from rlhf_core.environments.single_turn import SingleTurnEnvironment
 from rlhf_core.episodes.episode import Episode, EpisodeRules
-from rlhf_core.episodes.rollouter import Rollouter
+from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
-from rlhf_core.types import Completion
+from rlhf_core.types import Completion, Trajectory
 from tests.rlhf_core.chat.families import (
     ENDS_LAST_TURN_ONLY,
     ENDS_NO_TURN,
@@ -273,6 +273,44 @@ def test_the_engine_is_asked_for_no_more_than_the_environment_wants() -> None:
     ours = RolloutSampler(of_run, Rollouter(InlineEngines(engine), WORDS, of_run.rollout, environment_host), 0)
     (made,) = ours.sample(to_prompts([ROW], WORDS, max_tokens=60), step=1)
     assert [(t.num_sampled_tokens, t.finish_reason) for t in made] == [(2, "length")] * 2
+
+
+def stopped_by_texts(*feedback: Feedback, **sampling: Any) -> tuple[str, Trajectory]:
+    """The text and the trajectory of an episode whose replies are a b c d a b, as far as the engine samples."""
+    of_run = config(sampling={"max_tokens": 6, **sampling})
+    ids = WORDS.convert_tokens_to_ids(["a", "b", "c", "d", "a", "b"])
+    engine = ScriptedEngine(lambda *_: ids, max_length=64, logprob=-0.5)
+    host = InProcessHost(of_run.environment, lambda *_: Says(*feedback))
+    starts = [Start(prompt, lambda turn: turn) for prompt in to_prompts([ROW], WORDS, max_tokens=58)]
+    (made,) = Rollouter(InlineEngines(engine), WORDS, of_run.rollout, host).play(starts, of_run.sampling)
+    return str(WORDS.decode(made.token_ids)), made
+
+
+def test_a_stop_text_ends_each_reply_and_the_turn_is_ended_before_the_next() -> None:
+    text, made = stopped_by_texts(user("no"), Feedback(done=True), stop=["bc", "da"])
+    assert text == "<bos><user>a?<assistant>abc<eos><user>no<assistant>abc"
+    assert (made.finish_reason, made.completion, made.turns) == ("stop", "abc", 2)
+    # The token that ends the turn was not sampled: it trains nothing.
+    sampled = made.token_ids[made.loss_mask].tolist()
+    assert sampled == WORDS.convert_tokens_to_ids(["a", "b", "c"] * 2)
+    assert made.rollout_logprobs[made.loss_mask].tolist() == [-0.5] * 6
+
+
+def test_an_environment_names_texts_that_end_the_next_reply_beside_those_of_the_run() -> None:
+    text, made = stopped_by_texts(user("no", stop=["b"]), user("no"), Feedback(done=True), stop=["cd"])
+    assert text == "<bos><user>a?<assistant>abcd<eos><user>no<assistant>ab<eos><user>no<assistant>abcd"
+    assert made.num_sampled_tokens == 10
+    for bad in ("b", [""], [1], {"b": 1}):
+        with pytest.raises(EpisodeError, match=r"turn 1: step\(\) returned stop=.*, expected a list of texts"):
+            episode(Says(user("no", stop=bad))).hear(reply(WORDS, "x"))
+    with pytest.raises(EpisodeError, match="17 texts as stop, and the most are 16"):
+        episode(Says(user("no", stop=["b"] * 17))).hear(reply(WORDS, "x"))
+
+
+def test_a_reply_without_a_stop_text_is_as_long_as_without_one() -> None:
+    cut, plain = stopped_by_texts(Feedback(), stop=["x"]), stopped_by_texts(Feedback())
+    assert cut[1].finish_reason == "length"
+    assert cut[0] == plain[0] == "<bos><user>a?<assistant>abcdab"
 
 
 def test_an_environment_may_take_so_many_seconds_in_all_turns_together() -> None:

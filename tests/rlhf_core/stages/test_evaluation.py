@@ -13,7 +13,7 @@ import pytest
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.chat.encoding import Tokenizer, load_tokenizer, stop_token_ids
 from rlhf_core.config.base import result_settings
-from rlhf_core.config.engines.rollout import VllmEngineConfig
+from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.config.stages.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.contract import Input
@@ -104,6 +104,18 @@ def test_each_prompt_keeps_its_completions_greedy_first(model: Input, context: L
     assert [c.scores["short"] for c in answered[0].sampled] == [1.0, 0.25, 0.25, 0.25]
     assert [answer.task for answer in answered] == ["first", "first", "second"]
     assert answered[0].greedy.tokens == 2
+
+
+def test_a_stop_text_ends_greedy_and_sampled_completions(model: Input) -> None:
+    tokenizer = load_tokenizer(model.folder)
+    ids = tokenizer.convert_tokens_to_ids(["a", "b", "x", "a"])
+    rollouter = rollouter_of(ScriptedEngine(lambda *_: ids), tokenizer)
+    sampling = SamplingConfig(max_tokens=4, stop=["bx"])
+    answered = answer(
+        to_prompts(ROWS[:1], tokenizer, max_tokens=28), rollouter.play, {}, sampling=sampling, samples=1, seed=0
+    )
+    of_each = [answered[0].greedy, *answered[0].sampled]
+    assert [(each.text, each.tokens, each.finish_reason) for each in of_each] == [("abx", 3, "stop")] * 2
 
 
 def test_equivalent_answers_are_scored(model: Input, context: LocalContext) -> None:
