@@ -46,9 +46,8 @@ _REASONS = {
     "train.async_enable": "see `rl.asynchronous`, which also needs `mismatch`",
     "train.async_queue_size": "see `rl.asynchronous`",
     "train.partial_rollout_enable": "see `rl.asynchronous.publish`",
-    "algo.advantage.is_correction_level": "see `mismatch`, whose corrections are others",
-    "algo.advantage.is_correction_mode": "see `mismatch`, whose corrections are others",
-    "algo.advantage.is_correction_threshold": "see `mismatch`, whose corrections are others",
+    **dict.fromkeys((f"algo.advantage.is_correction_{name}" for name in ("level", "mode", "gating", "threshold")),
+                    "see `mismatch`, which corrects by the ratio of tokens or of completions"),
     "data.input_template": "a conversation is rendered by the model's chat template",
     "data.prompt_probs": "several sources with weights are a data set's `mix`",
     "data.dataset_probs": "several sources with weights are a data set's `mix`",
@@ -337,6 +336,8 @@ def _block(algorithm: str, given: Given, origin: Origin) -> dict[str, Any]:
     if given.take("algo.dynamic_filtering_enable"):
         low, high = given.take("algo.dynamic_filtering_range", [0, 1])
         block["filtering"] = {"low": float(low), "high": float(high)}
+    if given.value("algo.advantage.is_correction_level") == "token" and algorithm != "gspo":
+        _mismatch(block, given)
     if algorithm == "ppo":
         block["gae_lambda"] = given.take("algo.advantage.lambd", 1)
         block["critic"] = {}
@@ -350,6 +351,19 @@ def _block(algorithm: str, given: Given, origin: Origin) -> dict[str, Any]:
     if algorithm == "rloo":
         block["kl_per_token"] = True
     return block
+
+
+def _mismatch(block: dict[str, Any], given: Given) -> None:
+    """Set the correction by the ratio of each token."""
+    prefix = "algo.advantage.is_correction"
+    given.take(f"{prefix}_level")
+    if given.take(f"{prefix}_gating", "ratio") != "ratio":
+        for name in ("level", "gating"):
+            given.leave(f"{prefix}_{name}", "here what decides is the ratio of the two probabilities")
+        return
+    low, high = given.take(f"{prefix}_threshold", [0.5, 5.0])
+    correction = {"mask": "mask", "clip": "truncate"}[given.take(f"{prefix}_mode", "mask")]
+    block["mismatch"] = {"correction": correction, "low": low, "high": high}
 
 
 def _reward(given: Given, origin: Origin) -> dict[str, Any]:

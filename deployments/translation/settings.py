@@ -90,6 +90,10 @@ class Given:
         """Return the settings whose names begin with `prefix`."""
         return [name for name in self._values if name.startswith(prefix)]
 
+    def value(self, name: str) -> Any:
+        """Return a setting of the file, which is not taken by that."""
+        return self._values.get(name)
+
     def take(self, name: str, default: Any = None) -> Any:
         """Return the value of `name`, or the other framework's default."""
         value = self._values.get(name)

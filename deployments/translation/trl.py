@@ -33,7 +33,7 @@ _PROMPT_TOKENS = 1024  # beside the completion, where the file has no vllm_max_m
 _STEPS_DECIDE = "max_steps is set, which comes first"
 _ALWAYS = "here it is always so"
 _REASONS = {
-    **dict.fromkeys(("packing", "padding_free", "packing_strategy", "use_vllm", "remove_unused_columns"), _ALWAYS),
+    **dict.fromkeys(("packing", "padding_free", "packing_strategy", "remove_unused_columns"), _ALWAYS),
     **dict.fromkeys(("bias", "task_type", "lora_task_type", "use_peft", "completion_only_loss"), _ALWAYS),
     "assistant_only_loss": "here only assistant turns are trained",
     "output_dir": "results are in the store; `alignment export` writes a model",
@@ -46,9 +46,9 @@ _REASONS = {
                     "a held-out set is in `validation`, or in the stage `evaluation`"),
     **dict.fromkeys(("vllm_mode", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "vllm_server_host",
                      "vllm_server_base_url", "vllm_server_port"), "devices are in `placement`, `rollout` and `hybrid`"),
-    "vllm_importance_sampling_mode": "see `mismatch`, whose corrections are others",
-    "vllm_importance_sampling_clip_max": "see `mismatch`, whose corrections are others",
-    "vllm_importance_sampling_correction": "see `mismatch`, whose corrections are others",
+    **dict.fromkeys(("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_min",
+                     "vllm_importance_sampling_clip_max", "vllm_importance_sampling_correction"),
+                    "use_vllm is not set, so that nothing is corrected there: see `mismatch`"),
     **dict.fromkeys(("processing_class", "tokenizer"), "the tokenizer is the model's"),
     "precompute_ref_log_probs": "a stage `logprobs` computes them",
     "fp16": "here weights are bfloat16 or float32",
@@ -66,10 +66,8 @@ def _optimizer_name(value: str) -> str:
     return "adamw"
 
 
-def _reward_scaling(value: Any) -> bool:
-    if value == "batch":
-        raise UntranslatableError("here rewards are divided by the deviation of their group, or by none")
-    return value not in (False, "none")
+def _reward_scaling(value: Any) -> bool | str:
+    return "batch" if value == "batch" else value not in (False, "none")
 
 
 def _all_tokens(value: Any) -> float:
@@ -299,6 +297,8 @@ def _grpo(rl: dict[str, Any], given: Given, task: _Task) -> None:
     if max_steps > 0:
         given.leave("num_train_epochs", _STEPS_DECIDE)
     _optimizer(block, given, 1e-6, steps * updates)
+    if given.take("use_vllm") and given.take("vllm_importance_sampling_correction", True):
+        block["mismatch"] = _mismatch(given)
     given.fill(rl, _RL)
     length = given.take("vllm_max_model_length")
     if length is None:
@@ -313,6 +313,13 @@ def _grpo(rl: dict[str, Any], given: Given, task: _Task) -> None:
     for reward, weight in zip(task.read.rewards, weights, strict=True):
         block["rewards"][reward["function"]] = reward | ({"weight": float(weight)} if weight != 1 else {})
     rl |= {"algorithm": algorithm, "steps": steps, "prompts_per_step": prompts, algorithm.replace("-", "_"): block}
+
+
+def _mismatch(given: Given) -> dict[str, Any]:
+    ratio_of, _, correction = given.take("vllm_importance_sampling_mode", "sequence_mask").partition("_")
+    low = given.take("vllm_importance_sampling_clip_min", 0.0)
+    high = given.take("vllm_importance_sampling_clip_max", 3.0)
+    return {"correction": correction, "ratio_of": ratio_of, "low": float(low), "high": float(high)}
 
 
 def _algorithm(loss: str, level: str, aggregation: str) -> str:

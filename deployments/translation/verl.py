@@ -251,6 +251,10 @@ def _block(algorithm: str, given: Given, origin: Origin) -> dict[str, Any]:
         block["temperature_positive"] = given.take(f"{_ACTOR}.tau_pos", 1.0)
         block["temperature_negative"] = given.take(f"{_ACTOR}.tau_neg", 1.05)
     _kl(block, given)
+    level = given.take("algorithm.rollout_correction.rollout_is")
+    if level is not None:
+        high = float(given.take("algorithm.rollout_correction.rollout_is_threshold", 2.0))
+        block["mismatch"] = {"correction": "truncate", "ratio_of": level, "low": 0.0, "high": high}
     if given.take("algorithm.filter_groups.enable"):
         block["filtering"] = {}
         if rounds := given.take("algorithm.filter_groups.max_num_gen_batches", 0):

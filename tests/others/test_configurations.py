@@ -18,6 +18,7 @@ from deployments.translation.settings import Origin, Setting
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.prepare import check
 from rlhf_core.recipe.loading import load_recipe
+from rlhf_core.recipe.yaml_text import read_yaml
 from tests.rlhf_core.recipes import model_folder
 
 pytestmark = pytest.mark.parts
@@ -295,3 +296,64 @@ def test_a_reward_that_uses_trl_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(RecipeError, match=r"the reward f uses from trl\.rewards import think, which there is not here"):
         trl.translate(Origin(tmp_path / "a.py", tmp_path / "mine"))
+
+
+@pytest.mark.parametrize(
+    ("framework", "file", "text", "mismatch"),
+    [
+        ("trl", "a.py", _trl({"beta": 0.1}), None),
+        ("trl", "a.py", _trl({"use_vllm": True}), ("mask", "sequence", 0.0, 3.0)),
+        (
+            "trl", "a.py",
+            _trl({"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate",
+                  "vllm_importance_sampling_clip_max": 2.0}),
+            ("truncate", "token", 0.0, 2.0),
+        ),
+        (
+            "openrlhf", "a.sh",
+            _openrlhf({"algo.advantage.is_correction_level": "token", "algo.advantage.is_correction_mode": "clip"}),
+            ("truncate", "token", 0.5, 5.0),
+        ),
+        ("openrlhf", "a.sh", _openrlhf({"algo.advantage.is_correction_level": "seq"}), None),
+        (
+            "verl", "a.sh", _verl({"algorithm.rollout_correction.rollout_is": "sequence"}),
+            ("truncate", "sequence", 0.0, 2.0),
+        ),
+    ],
+)  # fmt: skip
+def test_corrections_of_the_mismatch(
+    tmp_path: Path, framework: str, file: str, text: str, mismatch: tuple[str, str, float, float] | None
+) -> None:
+    (tmp_path / file).write_text(text)
+    arguments = ["init", "--from", framework, f"{tmp_path}/{file}", f"{tmp_path}/mine", "--model", "a/b"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    rl = load_recipe(f"{tmp_path}/mine/recipe.yaml").recipe.stages["rl"].model_dump()
+    given = rl["grpo" if framework == "trl" else "ppo"]["mismatch"]
+    names = ("correction", "ratio_of", "low", "high")
+    assert (given and tuple(given[name] for name in names)) == mismatch
+    assert ("is_correction_level = 'seq': see `mismatch`" in done.output) == ("is_correction_level seq" in text)
+
+
+PAGE = HERE.parents[1] / "docs" / "reference" / "other-frameworks.md"
+
+
+@pytest.mark.parametrize(("framework", "index"), [("trl", 0), ("openrlhf", 1), ("verl", 2)])
+def test_the_columns_of_the_page(tmp_path: Path, framework: str, index: int) -> None:
+    """What is right on the page is a part of what is made of what is left."""
+    left, right = re.findall(r"<td><pre>\n(.*?)</pre></td>", PAGE.read_text(), re.DOTALL)[2 * index : 2 * index + 2]
+    file = tmp_path / ("train.py" if framework == "trl" else "train.sh")
+    file.write_text(left)
+    done = CliRunner().invoke(app, ["init", "--from", framework, str(file), f"{tmp_path}/mine"])
+    assert done.exit_code == 0, done.output
+    made = read_yaml(Path(f"{tmp_path}/mine/recipe.yaml").read_text())
+    assert missing(read_yaml(right), made) == []
+
+
+def missing(part: Any, whole: Any, place: str = "") -> list[str]:
+    """Return the places where `part` has what `whole` does not."""
+    if not isinstance(part, Mapping):
+        return [] if part == whole else [f"{place}: {part!r}, not {whole!r}"]
+    if not isinstance(whole, Mapping):
+        return [f"{place}: {whole!r}"]
+    return [each for key in part for each in missing(part[key], whole.get(key), f"{place}.{key}")]
