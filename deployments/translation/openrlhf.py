@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.translation.settings import (
+    CONSTANT,
     Given,
     Origin,
     Setting,
@@ -200,6 +201,8 @@ def _data(given: Given, origin: Origin, names: tuple[str, str], columns: dict[st
         raise RecipeError(f"{origin.file}: --{names[0]} {named}: PATH@FOLDER is not read here, name the files")
     given_columns = {ours: theirs for ours, theirs in columns.items() if theirs not in (None, ours)}
     data: dict[str, Any] = {"source": origin.source(places, split=given.take(names[1]))}
+    if data["source"]["type"] == "files":
+        given.leave(names[1], "files have no splits")
     data |= {"columns": given_columns} if given_columns else {}
     limit = given.take("data.max_samples")
     return data if limit is None else data | {"limit": limit}
@@ -215,7 +218,15 @@ def _supervised(given: Given, rate: float, length: int, epochs: int, result: Tra
         "train.max_epochs": Setting("epochs", epochs, number_of_epochs),
     }
     given.fill(stage, table)
+    _without_fall(stage, given, "")
     return stage
+
+
+def _without_fall(stage: dict[str, Any], given: Given, prefix: str) -> None:
+    """Leave out the final rate of a schedule that never falls."""
+    if stage["optimizer"].get("schedule") == "constant":
+        stage["optimizer"].pop("final_learning_rate_share")
+        given.leave(f"{prefix}min_lr_ratio", CONSTANT)
 
 
 def _sft(given: Given, origin: Origin, result: Translation) -> None:
@@ -269,8 +280,9 @@ def _rl(given: Given, origin: Origin, result: Translation) -> None:
     if estimator not in _ALGORITHMS:
         raise RecipeError(f"algo.advantage.estimator {estimator} has no counterpart here")
     algorithm = _ALGORITHMS[estimator]
-    if given.take("actor.policy_loss_type", "ppo") == "gspo":
-        algorithm = "gspo"
+    if (loss := given.take("actor.policy_loss_type", "ppo")) not in ("ppo", "gspo"):
+        raise RecipeError(f"actor.policy_loss_type {loss} has no counterpart here")
+    algorithm = "gspo" if loss == "gspo" else algorithm
     rl: dict[str, Any] = {"dataset": "train", "algorithm": algorithm}
     _model_and_adapter(rl, given, "actor.model_name_or_path", result)
     if not given.take("train.enable_ema"):
@@ -322,6 +334,7 @@ def _placement(rl: dict[str, Any], given: Given) -> None:
 def _block(algorithm: str, given: Given, origin: Origin) -> dict[str, Any]:
     block: dict[str, Any] = {"rewards": {"reward": _reward(given, origin)}}
     given.fill(block, _POLICY)
+    _without_fall(block, given, "actor.")
     low_high, both = given.take("actor.eps_clip_low_high"), given.take("actor.eps_clip", 0.2)
     block["clip_low"], block["clip_high"] = low_high or (both, both)
     use_loss = given.take("algo.kl.use_loss")
@@ -342,6 +355,7 @@ def _block(algorithm: str, given: Given, origin: Origin) -> dict[str, Any]:
         block["gae_lambda"] = given.take("algo.advantage.lambd", 1)
         block["critic"] = {}
         given.fill(block["critic"], _CRITIC)
+        _without_fall(block["critic"], given, "critic.")
         if "critic.model_name_or_path" in given:
             given.leave("critic.model_name_or_path", "the critic begins as the policy: `critic.start` names a stage")
     if algorithm in ("ppo", "reinforce++"):

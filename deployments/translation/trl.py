@@ -66,8 +66,7 @@ def _optimizer_name(value: str) -> str:
     return "adamw"
 
 
-def _reward_scaling(value: Any) -> bool | str:
-    return "batch" if value == "batch" else value not in (False, "none")
+_SCALES = {True: True, "group": True, "batch": "batch", False: False, "none": False}
 
 
 def _all_tokens(value: Any) -> float:
@@ -112,7 +111,7 @@ _POLICY = {
     "epsilon": Setting("clip_low", 0.2),
     "epsilon_high": Setting("clip_high", None),
     "delta": Setting("dual_clip"),
-    "scale_rewards": Setting("divide_by_deviation", "group", _reward_scaling),
+    "scale_rewards": Setting("divide_by_deviation", "group", one_of(_SCALES)),
     "mask_truncated_completions": Setting("mask_truncated_completions"),
     "entropy_coef": Setting("entropy_coefficient"),
     "router_aux_loss_coef": Setting("moe_coefficient"),
@@ -168,8 +167,14 @@ def translate(origin: Origin) -> Translation:
     dataset: dict[str, Any] = {"format": data_format, "source": source}
     if read.kind != "grpo":  # TRL cuts rows
         dataset["on_long_row"] = "truncate"
+    if source["type"] == "files":
+        result.untranslated += [
+            f"the {what} {part} of the data set: files have none"
+            for what, part in (("subset", read.subset), ("split", read.split))
+            if part not in (None, "train")
+        ]
     result.recipe |= {"data": {"train": dataset}, name: stage}
-    result.untranslated = [*given.untranslated(), *(f"LoraConfig.{each}" for each in lora.untranslated())]
+    result.untranslated += [*given.untranslated(), *(f"LoraConfig.{each}" for each in lora.untranslated())]
     return result
 
 
@@ -327,6 +332,8 @@ def _algorithm(loss: str, level: str, aggregation: str) -> str:
         return loss
     if loss not in _AGGREGATIONS:
         raise RecipeError(f"loss_type {loss} has no counterpart here; there are {', '.join((*_AGGREGATIONS, 'sapo'))}")
+    if level not in ("token", "sequence") or aggregation not in ("sum_then_normalize", "normalize_then_sum"):
+        raise RecipeError(f"importance_sampling_level {level} with {aggregation} has no counterpart here")
     if level == "sequence":
         return "gspo"
     return "gdpo" if aggregation == "normalize_then_sum" else "grpo"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from deployments.translation.settings import (
+    CONSTANT,
     Expression,
     Given,
     Origin,
@@ -338,6 +339,8 @@ def _steps(rl: dict[str, Any], given: Given, rows: int | None, result: Translati
 def _finish_optimizer(block: dict[str, Any], given: Given, prefix: str, steps: int) -> None:
     betas = given.take(f"{prefix}.betas", (0.9, 0.999))
     optimizer(block, betas, given.take(f"{prefix}.min_lr_ratio", 0.0))
+    if block["optimizer"]["schedule"] == "constant":
+        given.leave(f"{prefix}.min_lr_ratio", CONSTANT)
     warmup = given.take(f"{prefix}.lr_warmup_steps", -1)
     share = given.take(f"{prefix}.lr_warmup_steps_ratio", 0.0)
     block["optimizer"]["warmup_share"] = round(min(1.0, warmup / steps), 6) if warmup > 0 else share

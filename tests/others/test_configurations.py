@@ -256,6 +256,26 @@ def test_a_setting_out_of_its_limits_is_refused_before_anything_is_written(tmp_p
     assert not (tmp_path / "mine").exists()
 
 
+@pytest.mark.parametrize(
+    ("framework", "file", "text", "named"),
+    [
+        ("openrlhf", "a.sh", _openrlhf({"actor.lr_scheduler": "constant", "actor.min_lr_ratio": 0.5}),
+         "actor.min_lr_ratio = 0.5: the schedule is constant, and never falls"),
+        ("openrlhf", "a.sh", _openrlhf({"data.prompt_split": "test"}), "split = 'test': files have no splits"),
+        ("verl", "a.sh", _verl({f"{verl._ACTOR}.optim.min_lr_ratio": 0.5}), "min_lr_ratio = 0.5: the schedule is"),
+        ("trl", "a.py", _trl({"scale_rewards": "other"}), "scale_rewards = 'other': here there are only"),
+        ("trl", "a.py", _trl({"max_steps": 8, "num_train_epochs": 2}), "num_train_epochs = 2: max_steps is set, which"),
+        ("trl", "a.py", _trl({"loss_type": "sapo", "delta": 2.0}), "delta = 2.0: sapo has none"),
+    ],
+)  # fmt: skip
+def test_what_has_no_effect_is_named(tmp_path: Path, framework: str, file: str, text: str, named: str) -> None:
+    (tmp_path / file).write_text(text)
+    arguments = ["init", "--from", framework, f"{tmp_path}/{file}", f"{tmp_path}/mine", "--model", "a/b"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert named in done.output
+
+
 def test_gpus_of_verl_are_shared(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text(
         _verl({
