@@ -10,6 +10,7 @@ import gc
 import importlib
 import os
 import pkgutil
+import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -37,7 +38,11 @@ LIBRARIES = (
 
 
 def preload(libraries: Sequence[str] = LIBRARIES) -> None:
-    """Import `libraries`, those that are installed. Raises RuntimeError if one has started a thread."""
+    """Import `libraries`, those that are installed.
+
+    Raises RuntimeError if one has started a thread or set a resource limit, which all forks would inherit.
+    """
+    limits = _limits()
     for entry in ENGINES.values():
         resolve_name(entry.environment)()
     # Else OpenMP and BLAS start threads at their import. Whoever computes in a fork sets its own number.
@@ -54,8 +59,15 @@ def preload(libraries: Sequence[str] = LIBRARIES) -> None:
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         raise RuntimeError(f"{threads - 1} threads were started by what was imported: a fork would lack them")
+    if changed := [name for name, limit in _limits().items() if limit != limits[name]]:
+        raise RuntimeError(f"{changed[0]} was set by what was imported: all jobs would inherit it")
     gc.collect()
     gc.freeze()  # else the collector of every fork walks over all that, and copies its memory
+
+
+def _limits() -> dict[str, tuple[int, int]]:
+    names = [name for name in vars(resource) if name.startswith("RLIMIT_")]
+    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
 
 
 def _modules(library: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
+from functools import cache
 
 from math_verify import parse, verify
 
@@ -18,6 +19,7 @@ def equivalent(answer: str, completion: str | None, extracted: bool) -> list[flo
 
     extracted: the completion is an answer alone, else a text that has one. Raises ValueError if `answer` is none.
     """
+    _limit_memory()
     expected = parse(_marked(answer), parsing_timeout=None)
     if not expected:
         raise ValueError(f"no mathematics is found in the row's `answer`, {answer[:80]!r}")
@@ -31,12 +33,10 @@ def _marked(answer: str) -> str:
     return answer if any(mark in answer for mark in _MARKS) else f"\\boxed{{{answer}}}"
 
 
+@cache  # once in this process, and not at the import: others import this module too
 def _limit_memory() -> None:
     with open("/proc/self/statm") as statistics:
         taken = int(statistics.read().split()[0]) * resource.getpagesize()
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     limit = taken + _MEMORY if most == resource.RLIM_INFINITY else min(taken + _MEMORY, most)
     resource.setrlimit(resource.RLIMIT_AS, (limit, most))
-
-
-_limit_memory()

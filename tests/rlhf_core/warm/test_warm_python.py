@@ -195,13 +195,25 @@ def test_what_the_warm_process_started_ends_with_it(tmp_path: Path) -> None:
     assert psutil.wait_procs([program], timeout=30)[1] == []
 
 
-def test_threads_of_what_was_imported_are_refused(tmp_path: Path) -> None:
-    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
-    (tmp_path / "threaded.py").write_text(code)
-    command = [sys.executable, "-c", "from rlhf_core.warm.preloading import preload; preload(['threaded'])"]
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n",
+            "1 threads were started by what was imported",
+        ),
+        (
+            "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**40, resource.RLIM_INFINITY))\n",
+            "RLIMIT_AS was set by what was imported",
+        ),
+    ],
+)
+def test_what_all_forks_would_lack_or_inherit_is_refused(tmp_path: Path, code: str, said: str) -> None:
+    (tmp_path / "imported.py").write_text(code)
+    command = [sys.executable, "-c", "from rlhf_core.warm.preloading import preload; preload(['imported'])"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert "RuntimeError: 1 threads were started by what was imported" in done.stderr
+    assert f"RuntimeError: {said}" in done.stderr
 
 
 def test_a_suspended_process_starts_nothing_for_clients_that_have_not_waited_for_it(own_warm: Warm) -> None:
