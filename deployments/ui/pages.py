@@ -228,7 +228,7 @@ class Pages:
         """Return the stages by what a retry would do with them; empty while the run is at work, or has succeeded."""
         if run.outcome == "succeeded" or any(node.state == "running" for node in nodes):
             return {}
-        retried: dict[str, list[str]] = {"reuses": [], "resumes": [], "computes": []}
+        retried: dict[str, list[str]] = {"computes": [], "resumes": [], "reuses": []}
         for node in nodes:
             if node.manifest is not None:
                 retried["reuses"].append(node.name)

@@ -193,7 +193,7 @@ def test_compared_runs_show_what_differs_and_by_how_much(browser: httpx.Client, 
     assert "compared when all runs have ended" in live.text
 
 
-def test_a_failed_run_shows_what_a_retry_would_reuse(tmp_path: Path) -> None:
+def test_a_failed_run_begins_with_the_error_and_what_a_retry_does(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     words, sampled = ref_of("words"), ref_of("sampled", "generate")
     rows = tmp_path / "rows"
@@ -210,5 +210,7 @@ def test_a_failed_run_shows_what_a_retry_would_reuse(tmp_path: Path) -> None:
     record(store, nodes[:1], "whole")
     with browsing(store, tmp_path / "cache") as browser:
         page = browser.get("/runs/again").text
-        assert "<b>reuses</b> data.words; <b>resumes</b> rl after step 6; <b>computes</b> sampled." in page
+        error = '<a href="/runs/again/rl">rl</a> <b class="failed">failed</b>: RewardError: no such row'
+        retry = "<b>computes</b> sampled; <b>resumes</b> rl after step 6; <b>reuses</b> data.words."
+        assert page.index("</h1>") < page.index(error) < page.index(retry) < page.index("Stages</h2>")
         assert "a retry" not in browser.get("/runs/whole").text
