@@ -28,6 +28,21 @@ pytestmark = [
 ]
 
 TOKEN = "secret"
+# The words of a page's tables that are on several lines, and how many boxes have more than fits.
+BROKEN_WORDS = """() => {
+  const broken = [], range = document.createRange();
+  for (const cell of document.querySelectorAll("th, td")) {
+    const isShort = (text) => text.parentElement.closest("pre") ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT;
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT, isShort);
+    while (texts.nextNode()) for (const { 0: word, index } of texts.currentNode.data.matchAll(/[\\w.]+/g)) {
+      range.setStart(texts.currentNode, index);
+      range.setEnd(texts.currentNode, index + word.length);
+      if (range.getClientRects().length > 1) broken.push(word);
+    }
+  }
+  const boxes = [...document.querySelectorAll(".scroll")];
+  return [broken, boxes.filter((each) => each.scrollWidth > each.clientWidth).length];
+}"""
 
 
 @pytest.fixture
@@ -88,6 +103,19 @@ def test_from_the_lineage_to_the_rows_of_a_dataset(page: Page) -> None:
     assert sides[0] is not None
     assert sides[1] is not None
     assert (sides[0]["y"] == sides[1]["y"]) == (page.viewport_size != {"width": 390, "height": 844})
+
+
+def test_a_word_in_a_table_stays_whole_and_what_is_wider_than_the_screen_scrolls(page: Page) -> None:
+    base, is_phone = page.url.rstrip("/"), page.viewport_size == {"width": 390, "height": 844}
+    paths = [page.get_by_role("link", name=name).first.get_attribute("href") for name in ("assistant", "sums")]
+    for path in ["", *paths, "/models", "/models/sums", "/loops/nightly"]:
+        page.goto(f"{base}{path}")
+        require_fits(page)
+        broken, scrolled = page.evaluate(BROKEN_WORDS)
+        assert broken == [], path
+        assert scrolled >= is_phone, path
+    page.goto(f"{base}{paths[0]}")
+    assert page.locator(".scroll > svg.lineage").count() == 1
 
 
 def test_two_runs_side_by_side(page: Page) -> None:
