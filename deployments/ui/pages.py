@@ -35,7 +35,7 @@ from rlhf_core.report.templating import environment, quoted
 _MOST_RUNS = 200  # of a page
 _MOST_COMPARED = 6
 _LONGEST_NUMBER = 15  # digits of a row's
-_SAMPLES = 5  # prompts whose scores changed most, each way
+_SAMPLES = 5  # prompts of a compared run whose scores changed most, each way
 
 Where = Mapping[str, str]  # the parts of a page's path, by name
 Query = Mapping[str, str]
@@ -145,7 +145,7 @@ class Pages:
         ended = all(run.record is not None for run in runs)
         repository = self._reader.repository
         content = (
-            diff_runs([read_compared_run(repository, run.run_id) for run in runs], samples=_SAMPLES)
+            diff_runs([read_compared_run(repository, run.run_id) for run in runs], samples=None)
             if ended and len(runs) > 1
             else None
         )
@@ -157,7 +157,7 @@ class Pages:
                         curves.setdefault(f"{node.name}: {name}", {})[f"{run.name} {run.run_id[-8:]}"] = points
         shared = {title: lines for title, lines in curves.items() if len(lines) == len(runs)}
         return self._rendered(
-            "compare.html", title="Compare", runs=runs, charts=curve_charts(shared), content=content,
+            "compare.html", title="Compare", runs=runs, charts=curve_charts(shared), content=content, samples=_SAMPLES,
             headline=_headline_metric, names={run.run_id: f"{run.name} {run.run_id[-8:]}" for run in runs},
         )  # fmt: skip
 

@@ -118,8 +118,10 @@ class RunDiff:
     times: Sequence[StageTimes]
 
 
-def diff_runs(runs: Sequence[ComparedRun], *, samples: int) -> RunDiff:
-    """Compare the runs. samples: how many prompts are kept whose scores changed most, for the worse and the better."""
+def diff_runs(runs: Sequence[ComparedRun], *, samples: int | None) -> RunDiff:
+    """Compare the runs. samples: how many prompts are kept whose scores changed most, for the worse and the better;
+    None: all.
+    """
     names = list(dict.fromkeys(name for run in runs for name in run.stages))
     evaluated = [name for name in names if any(name in run.rows for run in runs)]
     return RunDiff(
@@ -209,7 +211,7 @@ def _times(name: str, runs: Sequence[ComparedRun]) -> StageTimes:
     )
 
 
-def _evaluation(name: str, runs: Sequence[ComparedRun], samples: int) -> EvaluationDiff:
+def _evaluation(name: str, runs: Sequence[ComparedRun], samples: int | None) -> EvaluationDiff:
     first, *others = runs
     not_paired: dict[str, str] = {}
     differences: list[PairedDifference] = []

@@ -183,11 +183,19 @@ def test_damaged_documents_are_named_and_hide_no_other_run(browser: httpx.Client
 
 def test_compared_runs_show_what_differs_and_by_how_much(browser: httpx.Client, store: LocalStore) -> None:
     runs = [run for run in StoreReader(ArtifactRepository(store), Path("unused")).runs() if run.name == "sums"]
+    one, two = (f"sums {run.run_id[-8:]}" for run in reversed(runs))
     page = browser.get("/compare", params={"run": [run.run_id for run in reversed(runs)]}).text
     row = re.search(r"<tr><td>rl.grpo.optimizer.learning_rate</td><td>(.*?)</td><td>(.*?)</td></tr>", page)
     assert row is not None
     assert row.groups() == ("0.001", "0.002")
-    assert re.search(r"scores [+-]0\.\d+ \([+-]0\.\d+ to [+-]0\.\d+\)\s+against sums \w{8}, by exact of greedy", page)
+    better = re.findall(
+        r"<h2>(evaluation\.\w+)</h2>\n<p[^>]*><b>(.*)</b> is better than (.*) by (0\.\d+) "
+        r"\(\+0\.\d+ to \+0\.\d+, 95 % interval\), by exact of greedy completions on 40 prompts\.",
+        page,
+    )
+    assert better == [("evaluation.rl", two, one, "0.225"), ("evaluation.base", one, two, "0.150")]
+    (changed,) = re.findall(rf"<h3>{two} scores higher than {one} on (\d+) of 40 prompts</h3>", page)[:1]
+    assert f"Shown are 5 of {changed}, the largest changes first." in page
     assert "rl: reward" in page
     live = browser.get("/compare", params={"run": [runs[0].run_id, "live"]})
     assert "compared when all runs have ended" in live.text
