@@ -26,7 +26,14 @@ from rlhf_core.pipeline.run_view import Run, run_part
 from rlhf_core.report.charts import curve_charts, histogram_charts
 from rlhf_core.report.formatting import main_metrics, money
 from rlhf_core.report.node_view import NodeView
-from rlhf_core.report.rollouts import best_first, completion_view, last_message, lowest_first, mean_advantage, shade
+from rlhf_core.report.rollouts import (
+    completion_view,
+    last_message,
+    lowest_first,
+    lowest_reward_first,
+    mean_advantage,
+    shade,
+)
 from rlhf_core.report.run_diff import diff_runs
 from rlhf_core.report.run_part import run_context
 from rlhf_core.report.sections import StageSection, stage_section
@@ -108,17 +115,17 @@ class Pages:
             charts=histogram_charts(step.histograms), chosen=chosen, query=query,
             before=before[-1] if before else None, after=after[0] if after else None, asked=int(where["step"]),
             here=f"{_path_of(run, node.name)}/steps/{step.step}", asked_of=last_message,
-            shade=shade,
+            shade=shade, completions_of=lowest_reward_first,
         )  # fmt: skip
 
     def group(self, where: Where, query: Query) -> str:
-        """The completions of a prompt side by side, by their advantage."""
+        """The completions of a prompt side by side; those with a low reward first."""
         run, node, _, step = self._step(where)
         index, group = _indexed(step.groups, where["group"], "prompt")
-        completions = best_first(group)
+        completions = lowest_reward_first(group)
         return self._rendered(
             "group.html", title=f"{node.name}, step {step.step}, prompt {index + 1}", run=run, node=node, step=step,
-            index=index, group=group, completions=completions, mean_advantage=mean_advantage,
+            index=index, group=group, completions=completions, mean_advantage=mean_advantage, shade=shade,
         )  # fmt: skip
 
     def completion(self, where: Where, query: Query) -> str:

@@ -13,6 +13,7 @@ from rlhf_core.config.texts import is_blank
 
 MAIN_METRICS = 3
 BLANK_LINES = 6  # shown in a row
+LONGEST_ENDING = 160  # characters
 
 
 def main_metrics(metrics: Mapping[str, MetricValue]) -> str:
@@ -75,6 +76,12 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s"
     return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
+
+
+def ending(text: str) -> str:
+    """Return the end of a completion in one line, `…` before it if the beginning is left out."""
+    line = " ".join(text.split()) or "(empty)"
+    return line if len(line) <= LONGEST_ENDING else f"…{line[1 - LONGEST_ENDING :]}"
 
 
 def visible(text: str) -> str:

@@ -118,6 +118,12 @@ def lowest_first(groups: tuple[LoggedGroup, ...]) -> list[tuple[int, LoggedGroup
     return sorted(enumerate(groups), key=lowest_then_mean)
 
 
+def lowest_reward_first(group: LoggedGroup) -> list[tuple[int, LoggedCompletion]]:
+    """Return the completions of a prompt with their indices by their reward; those without one are the last."""
+    rewards = [math.inf if each.reward is None else each.reward for each in group.completions]
+    return sorted(enumerate(group.completions), key=lambda item: rewards[item[0]])
+
+
 def best_first(group: LoggedGroup) -> list[tuple[int, LoggedCompletion]]:
     """Return the completions of a prompt with their indices, the highest advantage first."""
     return sorted(enumerate(group.completions), key=lambda item: -mean_advantage(item[1]))

@@ -35,7 +35,7 @@ def test_the_run_s_part_is_put_into_its_report_and_the_content_stands_beside_it(
     text = " ".join(page.decode().partition("<main>")[2].partition("</main>")[0].split())
     assert f'run {record.run_id} <span class="succeeded">succeeded</span>' in text
     assert '<td class="nowrap computed">computed</td>' in text
-    assert '<a href="#stage-rl/steps/3">rollouts</a>' in text
+    assert '<a href="#stage-rl/steps/3">completions of the last step</a>' in text
     assert "<td>rl.grpo.optimizer.learning_rate</td><td>0.001</td><td>0.002</td>" in text
     assert '<div class="timeline">' in text
     assert json.loads(content)["model"]["node"] == "rl"

@@ -19,7 +19,7 @@ from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.local_store import LocalStore
-from rlhf_core.artifacts.logged_rollouts import LoggedGroup, LoggedStep, encode_step, rollouts_file
+from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, LoggedStep, encode_step, rollouts_file
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
@@ -89,7 +89,7 @@ def test_from_the_list_of_runs_to_a_token(browser: httpx.Client) -> None:
         r"prompts: better",
         page,
     )
-    assert f'{path}/rl/steps/5">rollouts' in page
+    assert page.count(f'{path}/rl/steps/5">completions of the last step</a>') == 2  # at the curves, and at the stages
     node = browser.get(f"{path}/rl").text
     charts = data_of(node, "charts")
     assert [chart["title"] for chart in charts["charts"]] == [
@@ -105,12 +105,45 @@ def test_from_the_list_of_runs_to_a_token(browser: httpx.Client) -> None:
     assert bar.count("/rl/steps/5/groups/") > step.count("/rl/steps/1/groups/")
     group = browser.get(f"{path}/rl/steps/5/groups/1").text
     assert len(re.findall("<article>", group)) == 4
+    assert group.count("answer: ") == 1 + group.count('">reward 0</a>')  # of the prompt, and near each wrong text
     completion = browser.get(f"{path}/rl/steps/5/groups/1/2").text
     tokens = data_of(completion, "tokens")
     assert {name for name, values in tokens.items() if values[0] is not None} == {"text", "id"}
     assert {name for name, values in tokens.items() if values[-1] is not None} == {
         "text", "id", "engine", "trainer", "entropy", "reference", "advantage",
     }  # fmt: skip
+
+
+def test_prompts_and_completions_have_the_same_order_and_numbers_on_both_pages(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    live = LiveFiles(store, RL)
+    write_start(store, RunStart(run_id="live", recipe={}, overrides=(), started_at=datetime.now(UTC), nodes={"rl": RL}))
+    easy, hard = (
+        LoggedGroup(
+            id=asked, prompt=({"role": "user", "content": asked},), answer="74",
+            completions=tuple(
+                LoggedCompletion(
+                    text=f"{'thought ' * 30}\nso it is {reward or 0:g}", finish_reason="stop", turns=1, reward=reward,
+                    rewards={}, versions=(), sequences=(),
+                )
+                for reward in rewards
+            ),
+        )
+        for asked, rewards in {"easy": (1.0, 0.75), "hard": (0.5, None, 0.25)}.items()
+    )  # fmt: skip
+    step = LoggedStep(step=1, prompts=2, completions=5, histograms={}, groups=(easy, hard))
+    live.put(f"rollouts/{rollouts_file(1)}", encode_step(step))
+    with browsing(store, tmp_path / "cache") as browser:
+        page = browser.get("/runs/live/rl/steps/1").text
+        prompt = browser.get("/runs/live/rl/steps/1/groups/1").text
+    assert re.findall(r'>(prompt \d)</span> <a href="[^"]*">(\w+)</a>', page) == [
+        ("prompt 2", "hard"),
+        ("prompt 1", "easy"),
+    ]
+    places = re.findall(r'/steps/1/groups/1/(\d)"', page)
+    assert places == re.findall(r'/steps/1/groups/1/(\d)"', prompt) == ["2", "0", "1"]
+    assert "<h1>Prompt 2 of step 1</h1>" in prompt
+    assert re.findall(r'<bdi dir="ltr">…[^<]*so it is ([\d.]+)</bdi>', page) == ["0.25", "0.5", "0", "0.75", "1"]
 
 
 @pytest.mark.parametrize(
