@@ -173,6 +173,8 @@ def translate(origin: Origin) -> Translation:
             for what, part in (("subset", read.subset), ("split", read.split))
             if part not in (None, "train")
         ]
+    of_engines = ", rollout: {engines: N, gpus_per_engine: 1}, hybrid: true" if name == "rl" else ""
+    result.assumed.append(f"CPUs: for N GPUs give `{name}` placement: {{workers: N, gpus_per_worker: 1}}{of_engines}")
     result.recipe |= {"data": {"train": dataset}, name: stage}
     result.untranslated += [*given.untranslated(), *(f"LoraConfig.{each}" for each in lora.untranslated())]
     return result
