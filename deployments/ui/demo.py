@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.aliases import Evidence
+from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.logged_rollouts import (
     KEPT_ROLLOUTS,
     Histogram,
@@ -52,7 +53,10 @@ def write_demo(
             overrides=(f"seed={number}",), tags=("nightly", "baseline") if number == 0 else ("nightly",),
             started_at=results[0][0].started_at, finished_at=results[-1][0].finished_at,
             nodes=tuple(
-                NodeRecord(name=made.name, ref=made.ref, outcome="computed", seconds=60.0, metrics=made.metrics)
+                NodeRecord(
+                    name=made.name, ref=made.ref, outcome="computed", seconds=60.0, metrics=made.metrics,
+                    attempts=made.attempts,
+                )
                 for made, _ in results
             ),
         )  # fmt: skip
@@ -163,13 +167,18 @@ def _manifest(
     started: datetime,
     config: Mapping[str, Any] | None = None,
 ) -> Manifest:
+    ended = started + timedelta(minutes=1)
+    attempt = Attempt(
+        id=f"demo {number} {name}", run_id=_run_id(number), host="demo", device="cpu", gpus=0, cores=1,
+        started_at=started, seen_at=ended, outcome="published",
+    )  # fmt: skip
     return Manifest(
         kind=kind, name=name, recipe="sums", stage=name.partition(".")[0],
         key=hashlib.sha256(f"{number} {name}".encode()).hexdigest(), files=(), parents=dict(parents), user_files={},
         pins={},
         config=dict(config or {}), seed=number, metrics=dict(metrics), code_revision="demo", libraries={},
         device_seconds=60.0, device="cpu",
-        started_at=started, finished_at=started + timedelta(minutes=1),
+        started_at=started, finished_at=ended, attempts=(attempt,),
     )  # fmt: skip
 
 

@@ -101,6 +101,11 @@ class StageCost:
     others: Cost = Cost()  # attempts of other runs at what this run computed or could not
     saved: Cost = Cost()
 
+    @property
+    def is_known(self) -> bool:
+        """Return whether its attempts are known: records of the first releases have none."""
+        return self.outcome != "computed" or bool(self.attempts)
+
 
 def stage_cost(
     name: str, outcome: str, attempts: Iterable[Attempt], run_id: str, prices: PricesConfig | None

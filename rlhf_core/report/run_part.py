@@ -54,6 +54,7 @@ def run_context(part: RunPart, place: Callable[[str], str], limits: Limits | Non
         "part": part, "place": place, "nodes": nodes, "stages_left_out": len(part.nodes) - len(nodes),
         "changes": changes, "changes_left_out": len(part.changes) - len(changes), "attempts": attempts,
         "costs": [costs[node.name] for node in nodes if node.name in costs],
+        "unknown": [cost.name for cost in part.costs if not cost.is_known],
         "totals": {each: total(part.costs, each) for each in _PARTS}, "money": lambda cost: money(cost, part.prices),
         "logged": part.logged, "colours": COLOURS, "phases": part.phases,
         "lineage": lineage_picture(nodes, part.inputs),

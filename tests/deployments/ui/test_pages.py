@@ -190,6 +190,21 @@ def test_runs_have_costs_at_the_prices_of_the_environment(monkeypatch: pytest.Mo
     assert HOSTILE not in page
 
 
+def test_a_cost_that_is_not_known_is_not_zero(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    record(store, [NodeRecord(name="rl", ref=RL, outcome="computed")], "old")
+    write_demo(ArtifactRepository(store), runs=1, steps=2)
+    with browsing(store, tmp_path / "cache") as browser:
+        old, new = (browser.get("/", params={"q": name}).text for name in ("old", "sums"))
+        assert '<td class="number"><span class="quiet">not known</span></td>' in old
+        assert '<td class="number">0.0667</td>\n<td class="number"><span class="quiet">no prices set</span></td>' in new
+        page = browser.get("/runs/old").text
+        (made,) = set(re.findall(r'href="(/runs/[0-9a-f]{32})"', new))
+        assert "It took 0.0667 device hours." in browser.get(made).text
+    assert "What rl took is not known: the record of the run has no attempts of it." in page
+    assert "took 0 device hours" not in page
+
+
 def test_text_of_models_and_users_is_never_markup(browser: httpx.Client) -> None:
     for path in ("/", "/runs/live", "/runs/live/rl", "/runs/live/rl/steps/2", "/runs/live/rl/steps/2/groups/0"):
         answer = browser.get(path)
