@@ -29,6 +29,7 @@ from rlhf_core.artifacts.promotion import propose
 from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
+from rlhf_core.evaluation.intervals import wilson
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, VERDICT_FILE
 
@@ -149,9 +150,8 @@ def _results(number: int, steps: int, prompts: int, completions: int) -> Iterato
     yield rl, files
     for model, right in (("base", 0.1), ("rl", skill[-1])):
         rows = [_evaluated(draw, row, right) for row in range(_EVALUATED)]
-        score = sum(row["completions"][0]["scores"]["exact"] for row in rows) / _EVALUATED
-        bound = 1.96 * math.sqrt(max(score * (1 - score), 1e-4) / _EVALUATED)
-        metrics: dict[str, MetricValue] = {"exact": score, "exact_low": score - bound, "exact_high": score + bound}
+        exact = wilson(sum(row["completions"][0]["scores"]["exact"] == 1 for row in rows), _EVALUATED)
+        metrics: dict[str, MetricValue] = {"exact": exact.value, "exact_low": exact.low, "exact_high": exact.high}
         parents = {"model": base.ref if model == "base" else rl.ref}
         scorers = {"scorers": {"exact": {"type": "exact"}}}
         evaluation = _manifest(number, f"evaluation.{model}", Kind.EVALUATION, parents, metrics, started, scorers)

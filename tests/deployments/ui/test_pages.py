@@ -146,6 +146,13 @@ def test_prompts_and_completions_have_the_same_order_and_numbers_on_both_pages(t
     assert re.findall(r'<bdi dir="ltr">…[^<]*so it is ([\d.]+)</bdi>', page) == ["0.25", "0.5", "0", "0.75", "1"]
 
 
+def test_the_interval_of_a_share_is_within_0_and_1(browser: httpx.Client) -> None:
+    for path in set(re.findall(r'href="(/runs/[0-9a-f]{32})">sums', browser.get("/").text)):
+        bounds = re.findall(r'<span class="quiet">(-?[\d.]+)–(-?[\d.]+)</span>', browser.get(path).text)
+        assert len(bounds) == 2
+        assert all(0 <= float(low) < float(high) <= 1 for low, high in bounds)
+
+
 @pytest.mark.parametrize(
     "path", ["/runs/none", "/runs/live/none", "/runs/live/rl/steps/x", "/runs/live/rl/steps/2/groups/7",
              "/runs/live/rl/images/" + "0" * 64, "/compare?run=none"],
