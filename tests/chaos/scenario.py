@@ -33,7 +33,7 @@ from deployments.stack.automations import automations, create
 from deployments.stack.environment import merged_environment, recorded_environment
 from deployments.stack.processes import processes_of
 from rlhf_core.artifacts.checkpoints import Checkpoints
-from rlhf_core.artifacts.leases import LeaseRecord
+from rlhf_core.artifacts.leases import holder_at
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -279,9 +279,7 @@ def leftovers(place: Place) -> list[str]:
         sweep(root)  # what the next job begins with, or `down`
     left = (work.rglob("*"), temporary.glob(f"{PREFIX}*"), temporary.glob("vllm*"))
     found = [str(path) for paths in left for path in paths]
-    for path in store.list("leases/"):
-        if not LeaseRecord.model_validate_json(store.get(path) or b"").released:
-            found.append(path)
+    found += [path for path in store.list("leases/") if holder_at(store, path)]  # a dead process holds none
     for path in store.list("followers/"):
         followers = FollowersRecord.model_validate_json(store.get(path) or b"").expires_at
         if any(until > datetime.now(UTC) for until in followers.values()):  # a killed run's place ends by itself
