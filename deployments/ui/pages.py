@@ -17,7 +17,7 @@ from deployments.ui.services import read_services
 from rlhf_core.artifacts.attempts import attempts_at
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedStep
-from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.artifacts.resources import read_uses
 from rlhf_core.config.texts import is_model_name
 from rlhf_core.errors import StoreError
@@ -170,14 +170,15 @@ class Pages:
 
     def models(self, where: Where, query: Query) -> str:
         """The models of the registry: the champion of each, since when, and whether a candidate waits for a person."""
-        return self._rendered("models.html", title="Models", models=summaries(self._reader.repository.store))
+        models = summaries(self._reader.repository.store)
+        return self._rendered("models.html", title="Models", models=models, made=self._makers().get)
 
     def model(self, where: Where, query: Query, refused: str = "") -> str:
         """A model: its champion, its candidate beside it, and every move. refused: why the last move was not made."""
         model = read_model(self._reader.repository, where["model"])
         if model is None:
             raise NotFoundError(f"the registry has no model {where['model']}")
-        return self._rendered("model.html", title=model.name, model=model, refused=refused)
+        return self._rendered("model.html", title=model.name, model=model, refused=refused, made=self._makers().get)
 
     def move(self, where: Where, form: Form) -> str:
         """Move an alias as the form of a model's page asks. Returns an empty text, or the page that says why not."""
@@ -209,6 +210,10 @@ class Pages:
         """Prefect, Ray and the store: where they are, whether they answer, and how to sign in."""
         services = read_services(self._reader.repository.store, os.environ)
         return self._rendered("services.html", title="Services", services=services)
+
+    def _makers(self) -> dict[ArtifactRef, str]:
+        """Return the address of each stage of the runs, by its artifact: of the first run that had it."""
+        return {ref: _path_of(run, name) for run in self._reader.runs() for name, ref in run.nodes.items()}
 
     def _run(self, where: Where) -> Run:
         run = self._reader.run(where["run"]) if where["run"].isprintable() and "/" not in where["run"] else None

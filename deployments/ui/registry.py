@@ -11,7 +11,7 @@ from rlhf_core.artifacts.gates import Gate, read_gate
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.promotion import Decision, approve, decision_on, promote, reject, waiting
 from rlhf_core.artifacts.protection import CANDIDATE, CHAMPION, read_protection
-from rlhf_core.artifacts.registry import roll_back
+from rlhf_core.artifacts.registry import model_before, roll_back
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import StoreError
@@ -38,11 +38,19 @@ class ModelView:
     decision: Decision | None  # on it
     waits: bool
     differences: Sequence[Comparison]  # of the candidate to the champion
+    user: str  # by whom moves are kept
 
     @property
     def champion(self) -> Alias | None:
         moves = self.aliases.get(CHAMPION)
         return moves[0] if moves else None
+
+    @property
+    def restored(self) -> ArtifactRef | None:
+        """Model that a rollback of the champion restores; None if none is known."""
+        moves = self.aliases.get(CHAMPION)
+        before = model_before(moves) if moves else None
+        return None if before is None else before[1]
 
     @property
     def action(self) -> str:
@@ -80,6 +88,7 @@ def read_model(repository: ArtifactRepository, name: str) -> ModelView | None:
         differences=()
         if candidate is None or champion is None
         else list(differences(repository, champion.manifest, candidate.manifest)),
+        user=getuser(),
     )  # fmt: skip
 
 
@@ -87,7 +96,8 @@ def move(store: Store, model: str, action: str, form: Form) -> None:
     """Move an alias of `model` as a person asks on its page.
 
     form: `name` of the person and `reason`; `candidate` or `seen`, by which the page that the person has looked at is
-    known. Raises StoreError if this is refused, ConflictError if the page is out of date.
+    known; `confirmed`, the model that a rollback restores. Raises StoreError if this is refused, ConflictError if the
+    page is out of date.
     """
     _MOVES[action](store, model, form)
 
@@ -115,7 +125,11 @@ def _roll_back(store: Store, model: str, form: Form) -> None:
     reason = form.get("reason", "").strip()
     if not reason:
         raise StoreError("give a reason: it is kept with the move")
-    roll_back(store, model, by=getuser(), reason=reason, seen=int(form["seen"]))
+    before = model_before(moves) if (moves := moves_of(store, model, CHAMPION)) else None
+    seen = int(form["seen"])
+    if before is not None and moves[0].sequence == seen and form.get("confirmed") != before[1].full:
+        raise StoreError(f"confirm that {model}/{CHAMPION} is {before[1]} again")
+    roll_back(store, model, by=getuser(), reason=reason, seen=seen)
 
 
 def _named(form: Form) -> str:

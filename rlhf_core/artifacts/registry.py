@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from rlhf_core.artifacts.aliases import (
@@ -87,12 +88,27 @@ def roll_back(
     seen: as for `move_alias`.
     Raises StoreError if there is none before it, or its files are gone; ConflictError as `move_alias`.
     """
-    moves = {move.sequence: move for move in moves_of(store, model, alias)}
+    moves = moves_of(store, model, alias)
     if not moves:
         raise StoreError(f"there is no alias {model}/{alias}: `alignment log {model}` lists those of the model")
-    present = moves[max(moves)]
+    present = moves[0]
     if seen is not None and seen != present.sequence:
         raise ConflictError(_moved_meanwhile(model, alias, present))
+    before = model_before(moves)
+    if before is None:
+        raise StoreError(f"no model is known that {model}/{alias} pointed at before {present.manifest}")
+    at, target = before
+    require_whole(store, target)
+    evidence = Evidence(restores=at)
+    return move_alias(store, model, alias, target, by=by, reason=reason, seen=present.sequence, evidence=evidence)
+
+
+def model_before(newest_first: Sequence[Alias]) -> tuple[int, ArtifactRef] | None:
+    """Return the model that a rollback restores, and the number of the move to it; None if none is known.
+
+    newest_first: all moves of the alias, at least one.
+    """
+    moves, present = {move.sequence: move for move in newest_first}, newest_first[0]
     at, target = present.evidence.restores or present.sequence, present.manifest
     while target == present.manifest:
         later, sequence = moves.get(at), max((number for number in moves if number < at), default=0)
@@ -102,10 +118,8 @@ def roll_back(
         elif later is not None and later.previous is not None:  # moved by a release that kept the last move alone
             at, target = at - 1, later.previous
         else:
-            raise StoreError(f"no model is known that {model}/{alias} pointed at before {present.manifest}")
-    require_whole(store, target)
-    evidence = Evidence(restores=at)
-    return move_alias(store, model, alias, target, by=by, reason=reason, seen=present.sequence, evidence=evidence)
+            return None
+    return at, target
 
 
 def require_whole(store: Store, ref: ArtifactRef) -> None:

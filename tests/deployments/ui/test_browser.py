@@ -135,6 +135,8 @@ def test_a_candidate_is_approved_and_the_champion_rolled_back(page: Page) -> Non
     page.get_by_label("reason", exact=True).fill("shorter")
     page.get_by_role("button", name="Approve").click()
     page.get_by_text("approved by ann: shorter").wait_for()
+    page.locator("summary", has_text="Roll back to").click()
+    page.get_by_role("checkbox", name="again, in place of").check()
     page.get_by_label("reason of the rollback").fill("it is rude")
     page.get_by_role("button", name="Roll back").click()
     page.get_by_role("cell", name="it is rude").first.wait_for()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import re
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.pipeline.record import NodeRecord
+from rlhf_core.pipeline.record import NodeRecord, RunRecord, read_record
 from tests.deployments.ui.made_runs import publish, record, ref_of
 from tests.deployments.ui.served import browsing
 
@@ -41,6 +42,11 @@ def champion(store: LocalStore) -> Alias:
     return alias
 
 
+def runs(store: LocalStore) -> list[RunRecord]:
+    found = (read_record(store, path.split("/")[1]) for path in store.list("runs/") if path.endswith("run.json"))
+    return [run for run in found if run is not None]
+
+
 def fields(page: str) -> dict[str, str]:
     """The hidden fields of the forms of a page."""
     return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page))
@@ -49,10 +55,12 @@ def fields(page: str) -> dict[str, str]:
 def test_a_model_shows_since_when_who_is_champion_and_what_waits(registry: tuple[httpx.Client, LocalStore]) -> None:
     browser, store = registry
     models = browser.get("/models").text
-    assert f"<td>{champion(store).manifest}</td>" in models
+    made = {node.ref: f"/runs/{run.run_id}/{node.name}" for run in runs(store) for node in run.nodes}
+    link = f'<a href="{made[champion(store).manifest]}">{champion(store).manifest}</a>'
+    assert f'<td class="nowrap">{link}</td>' in models
     assert ">a candidate waits for a person</a>" in models
     page = browser.get("/models/sums").text
-    assert f"The champion is <b>{champion(store).manifest}</b> since {champion(store).moved_at:%Y-%m-%d %H:%M}" in page
+    assert f"The champion is <b>{link}</b> since {champion(store).moved_at:%Y-%m-%d %H:%M}" in page
     assert page.index("run 1 was better") < page.index("run 0 was better")
     assert re.search(r"<td>evaluation\.exact</td><td[^>]*>[+-]0\.\d+</td><td[^>]*>[+-]0\.\d+ to [+-]0\.\d+</td>", page)
     assert browser.get("/models/none").status_code == 404
@@ -71,7 +79,17 @@ def test_a_waiting_candidate_is_approved_once_and_rolled_back(registry: tuple[ht
     assert (after.manifest.full, after.evidence.approved_by) == (shown["candidate"], HOSTILE)
     again = browser.post("/models/sums/approve", data=form)
     assert (again.status_code, 'role="alert"' in again.text) == (409, True)
+    user = re.escape(getpass.getuser())
+    assert re.search(rf"as made by {user}, who runs this server", approved.text)
+    assert f"<button>Roll back to {before.manifest}</button>" in approved.text
     back = {**fields(approved.text), "reason": "it is rude"}
+    for other in ({}, {"confirmed": after.manifest.full}):
+        unsure = browser.post("/models/sums/rollback", data=back | other)
+        assert (unsure.status_code, f"confirm that sums/champion is {before.manifest} again" in unsure.text) == (
+            409,
+            True,
+        )
+    back |= dict(re.findall(r'<input type="checkbox" name="(\w+)" value="([^"]*)" required>', approved.text))
     assert browser.post("/models/sums/rollback", data=back).status_code == 200
     assert champion(store).manifest == before.manifest
     twice = browser.post("/models/sums/rollback", data=back)  # a second click on the same page
