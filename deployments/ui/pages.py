@@ -203,7 +203,8 @@ class Pages:
             raise NotFoundError(f"the store has no loop {name}")
         return self._rendered(
             "loop.html", title=loop.name, refresh=loop.rounds[0].ended_at is None, loop=loop,
-            charts=curve_charts(loop.curves), money=lambda cost: money(cost, loop.prices),
+            charts=[{**chart, "x": "round"} for chart in curve_charts(loop.curves)],
+            money=lambda cost: money(cost, loop.prices),
         )  # fmt: skip
 
     def services(self, where: Where, query: Query) -> str:

@@ -5,14 +5,15 @@ const GREY = "#808080"; // legible on light and on dark
 const COLOURS = ["#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac"];
 
 function inGrey(axis) {
-  axis.major_label_text_color = GREY;
+  axis.major_label_text_color = axis.axis_label_text_color = GREY;
+  Object.assign(axis, { axis_label_text_font_size: "11px", axis_label_standoff: 2 });
   axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = GREY;
   return axis;
 }
 
 function figure(title, more = {}) {
   const plot = Bokeh.Plotting.figure({
-    title, height: 200, sizing_mode: "stretch_width", tools: "pan,box_zoom,wheel_zoom,reset", toolbar_location: null,
+    title, height: 220, sizing_mode: "stretch_width", tools: "pan,box_zoom,wheel_zoom,reset", toolbar_location: null,
     background_fill_alpha: 0, border_fill_alpha: 0, outline_line_alpha: 0, ...more,
   });
   plot.toolbar.active_scroll = null;
@@ -23,17 +24,24 @@ function figure(title, more = {}) {
 }
 
 // The axis on the right of curves whose scale is another one.
-function addRight(plot, values) {
+function addRight(plot, values, axis_label) {
   const low = Math.min(...values), high = Math.max(...values), rest = 0.05 * (high - low || 1);
   plot.extra_y_ranges = { right: new Bokeh.Range1d({ start: low - rest, end: high + rest }) };
-  plot.add_layout(inGrey(new Bokeh.LinearAxis({ y_range_name: "right" })), "right");
+  plot.add_layout(inGrey(new Bokeh.LinearAxis({ y_range_name: "right", axis_label })), "right");
 }
 
 function curves({ title, lines, x: unit = "step" }, shared, marks, open) {
   const plot = figure(title, shared.range ? { x_range: shared.range } : {});
   shared.range = plot.x_range;
-  const right = lines.filter((line) => line.right).flatMap((line) => line.y);
-  if (right.length) addRight(plot, right);
+  plot.below[0].axis_label = unit;
+  if (unit !== "minutes") { // there are no parts of a step
+    const ticker = new Bokeh.BasicTicker({ min_interval: 1, num_minor_ticks: 0 });
+    for (const part of [plot.below[0], ...plot.center.filter((each) => each.dimension === 0)]) part.ticker = ticker;
+  }
+  const onLeft = lines.filter((line) => !line.right), onRight = lines.filter((line) => line.right);
+  if (onLeft.length === 1) plot.left[0].axis_label = onLeft[0].name;
+  const right = onRight.flatMap((line) => line.y);
+  if (right.length) addRight(plot, right, onRight.map((line) => line.name).join(", "));
   const left = [];
   lines.forEach(({ name, x, y, right }, index) => {
     const source = new Bokeh.ColumnDataSource({ data: { x, y, name: x.map(() => name) } });
@@ -58,6 +66,8 @@ function curves({ title, lines, x: unit = "step" }, shared, marks, open) {
 
 function histogram({ title, edges, counts }, open) {
   const plot = figure(title);
+  plot.below[0].axis_label = title === "length" ? "tokens" : title;
+  plot.left[0].axis_label = "completions";
   const source = new Bokeh.ColumnDataSource({ data: { low: edges.slice(0, -1), high: edges.slice(1), count: counts, none: counts.map(() => 0) } });
   plot.quad({ field: "low" }, { field: "high" }, { field: "none" }, { field: "count" }, { source, fill_color: COLOURS[0], line_color: GREY, line_width: 0.5 });
   plot.add_tools(new Bokeh.HoverTool({ tooltips: [["from", "@low"], ["to", "@high"], ["completions", "@count"]] }));

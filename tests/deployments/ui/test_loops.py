@@ -55,6 +55,7 @@ def test_a_loop_shows_each_round_against_the_accepted_and_against_the_start(
     )  # a minute for each of five stages, and of four that the second computed
     assert 'cost <span class="quiet">no prices set</span></th>' in page
     charts = data_of(page, "charts")["charts"]
+    assert [chart["x"] for chart in charts] == ["round", "round"]
     assert [(chart["title"], chart["lines"][-1]["x"]) for chart in charts] == [
         ("score", [1, 2]), ("against the start", [1, 2])
     ]  # fmt: skip
