@@ -139,6 +139,8 @@ def _errors_as_pages(pages: Pages) -> Any:
     async def show(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             response = await handler(request)
+        except web.HTTPNotFound:
+            response = _html(pages.error(f"there is no page {request.path}"), status=404)
         except NotFoundError as error:
             response = _html(pages.error(str(error)), status=404)
         except AlignmentError as error:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from deployments.ui.demo import write_demo
+from deployments.ui.demo_run import RUN_ID, write_demo_run
 from deployments.ui.pages import Pages
 from deployments.ui.reading import StoreReader
 from deployments.ui.server import application
@@ -153,14 +154,28 @@ def test_the_interval_of_a_share_is_within_0_and_1(browser: httpx.Client) -> Non
         assert all(0 <= float(low) < float(high) <= 1 for low, high in bounds)
 
 
+def test_notes_on_an_evaluation_are_of_what_it_has(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    write_demo(ArtifactRepository(store), runs=1, steps=2)
+    write_demo_run(ArtifactRepository(store))
+    with browsing(store, tmp_path / "cache") as browser:
+        (path,) = set(re.findall(r'href="(/runs/[0-9a-f]{32})">sums', browser.get("/").text))
+        bounded, bare = browser.get(path).text, browser.get(f"/runs/{RUN_ID}").text
+    assert '<p class="quiet">Small numbers: 95 % intervals.</p>' in bounded
+    assert "Evaluation on held-out prompts" in bare
+    assert "Small numbers" not in bare
+    assert "pass@" not in bounded + bare
+
+
 @pytest.mark.parametrize(
-    "path", ["/runs/none", "/runs/live/none", "/runs/live/rl/steps/x", "/runs/live/rl/steps/2/groups/7",
+    "path", ["/nowhere", "/runs/none", "/runs/live/none", "/runs/live/rl/steps/x", "/runs/live/rl/steps/2/groups/7",
              "/runs/live/rl/images/" + "0" * 64, "/compare?run=none"],
 )  # fmt: skip
 def test_what_is_not_there_is_a_sentence(browser: httpx.Client, path: str) -> None:
     answer = browser.get(path)
     assert answer.status_code == 404
     assert re.search(r"<p>[^<]+</p>", answer.text)
+    assert '<a href="/">Back to the runs</a>' in answer.text
 
 
 def test_a_running_stage_shows_its_metrics_and_rollouts_so_far(browser: httpx.Client, store: LocalStore) -> None:
