@@ -110,7 +110,8 @@ def _round(
 
 
 def _run_id(number: int) -> str:
-    return hashlib.sha256(f"run {number}".encode()).hexdigest()[:32]
+    """Return an id of a run; as those of Prefect, ids sort by time."""
+    return f"{number:02x}" + hashlib.sha256(f"run {number}".encode()).hexdigest()[2:32]
 
 
 def _propose(repository: ArtifactRepository, number: int, champion: ArtifactRef, model: ArtifactRef) -> None:

@@ -154,6 +154,15 @@ def test_the_interval_of_a_share_is_within_0_and_1(browser: httpx.Client) -> Non
         assert all(0 <= float(low) < float(high) <= 1 for low, high in bounds)
 
 
+def test_a_run_of_the_demo_names_the_run_before_it(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    write_demo(ArtifactRepository(store), runs=3, steps=2)
+    with browsing(store, tmp_path / "cache") as browser:
+        last, before, _ = dict.fromkeys(re.findall(r'href="/runs/([0-9a-f]{32})">sums', browser.get("/").text))
+        page = browser.get(f"/runs/{last}").text
+    assert f"Settings that differ from the run {before[-8:]} before it</h2>" in page
+
+
 def test_notes_on_an_evaluation_are_of_what_it_has(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     write_demo(ArtifactRepository(store), runs=1, steps=2)
