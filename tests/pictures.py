@@ -6,11 +6,12 @@ Needs `alignment up`, a finished `alignment run tiny`, and the system's `chromiu
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import Page
+from playwright.sync_api import FloatRect, Page, ViewportSize, sync_playwright
 
 from deployments.stack.environment import load_stack_environment
 from deployments.ui.reading import StoreReader
@@ -23,6 +24,7 @@ from tests.deployments.ui.served import browsing
 
 _IMAGES = Path(__file__).parents[1] / "docs" / "images"
 _MILLISECONDS = 9000  # for Prefect's canvas and BokehJS
+_SIZE: ViewportSize = {"width": 1280, "height": 900}
 _MENU, _LOGS = 256, 500  # pixels of Prefect's page: what is left of the graph, and its lower end
 
 
@@ -35,8 +37,10 @@ def main() -> int:
         if run is None:
             print(f"{store.url} has no finished run of `tiny`: alignment run tiny", file=sys.stderr)
             return 1
-        with new_page("desktop") as page:
-            _graph(page, run)
+        with sync_playwright() as playwright:  # not `new_page`, which has no patience with complaints of Prefect's page
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            _graph(browser.new_page(viewport=_SIZE), run)
+            browser.close()
         with new_page("desktop") as page:
             _pages(page, run, store, Path(cache) / "pages")
     return 0
@@ -47,11 +51,8 @@ def _graph(page: Page, run: Run) -> None:
     page.add_init_script(f"localStorage.setItem('prefect-password', btoa({login!r}))")  # where Prefect's page keeps it
     page.goto(f"{os.environ['PREFECT_API_URL'].removesuffix('/api')}/runs/flow-run/{run.run_id}")
     page.wait_for_timeout(_MILLISECONDS)
-    assert page.viewport_size is not None
-    width = page.viewport_size["width"] - _MENU
-    page.screenshot(
-        path=_IMAGES / "prefect-graph.png", clip={"x": _MENU, "y": 0, "width": width, "height": _LOGS}
-    )  # fmt: skip
+    graph: FloatRect = {"x": _MENU, "y": 0, "width": _SIZE["width"] - _MENU, "height": _LOGS}
+    page.screenshot(path=_IMAGES / "prefect-graph.png", clip=graph)
 
 
 def _pages(page: Page, run: Run, store: Store, cache: Path) -> None:
