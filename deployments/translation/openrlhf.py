@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.translation.settings import (
+    ALWAYS,
     CONSTANT,
+    SIZES,
     Given,
     Origin,
     Setting,
@@ -28,12 +30,10 @@ from rlhf_core.errors import RecipeError
 _MODULES = tuple(f"openrlhf.cli.{name}" for name in ("train_ppo_ray", "train_sft", "train_dpo", "train_rm"))
 _ANSWER_TOKENS = 1024  # where the script sets no max_new_tokens; at most half of max_len
 
-_ALWAYS = "here it is always so"
-_SIZES = "here a micro-batch is engine.tokens_per_micro_batch, and changes no result"
 _REASONS = {
-    **dict.fromkeys(("ds.packing_samples", "data.apply_chat_template", "data.multiturn"), _ALWAYS),
+    **dict.fromkeys(("ds.packing_samples", "data.apply_chat_template", "data.multiturn"), ALWAYS),
     **dict.fromkeys(("train.micro_batch_size", "rollout.micro_batch_size", "train.dynamic_batch_enable",
-                     "train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"), _SIZES),
+                     "train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"), SIZES),
     **dict.fromkeys(("ref.", "reward.num_nodes", "reward.num_gpus_per_node", "critic.num_nodes",
                      "critic.num_gpus_per_node", "train.colocate_all", "train.colocate_actor_ref",
                      "train.colocate_critic_reward", "vllm.enable_sleep", "ds.enable_sleep"),

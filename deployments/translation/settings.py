@@ -24,6 +24,8 @@ _SECRET = re.compile(r"(^|[._])(token|api_key|password|secret)$|wandb\.key$")
 _SHOWN = 120  # characters of a value
 _SEED = 42  # of all three frameworks
 
+ALWAYS = "here it is always so"
+SIZES = "here a micro-batch is engine.tokens_per_micro_batch, and changes no result"
 CONSTANT = "the schedule is constant, and never falls"
 DEFAULT_STEPS = 100  # of RL over a data set whose rows cannot be counted
 MOST_EPOCHS = 10_000

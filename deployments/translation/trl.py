@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.translation.settings import (
+    ALWAYS,
     Given,
     Origin,
     Setting,
@@ -31,10 +32,9 @@ from rlhf_core.errors import RecipeError
 _PROMPT_TOKENS = 1024  # beside the completion, where the file has no vllm_max_model_length
 
 _STEPS_DECIDE = "max_steps is set, which comes first"
-_ALWAYS = "here it is always so"
 _REASONS = {
-    **dict.fromkeys(("packing", "padding_free", "packing_strategy", "remove_unused_columns"), _ALWAYS),
-    **dict.fromkeys(("bias", "task_type", "lora_task_type", "use_peft", "completion_only_loss"), _ALWAYS),
+    **dict.fromkeys(("packing", "padding_free", "packing_strategy", "remove_unused_columns"), ALWAYS),
+    **dict.fromkeys(("bias", "task_type", "lora_task_type", "use_peft", "completion_only_loss"), ALWAYS),
     "assistant_only_loss": "here only assistant turns are trained",
     "output_dir": "results are in the store; `alignment export` writes a model",
     **dict.fromkeys(("save_steps", "save_strategy", "save_total_limit", "resume_from_checkpoint"),

@@ -20,7 +20,7 @@ _OF_YAML = ("model_name_or_path", "dataset_name", "dataset_config", "dataset_tra
 
 @dataclass(slots=True)
 class TRLFile:
-    """What a file of TRL has."""
+    """The trainer, settings, model, data and rewards of a file of TRL."""
 
     kind: str  # grpo, dpo or sft
     settings: dict[str, Any]  # by name; an Expression where a value is computed

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from deployments.translation.settings import (
+    ALWAYS,
     CONSTANT,
+    SIZES,
     Expression,
     Given,
     Origin,
@@ -33,17 +35,15 @@ from rlhf_core.recipe.yaml_text import YAMLTextError, read_yaml
 _MODULES = ("verl.trainer.main_ppo",)
 _ACTOR, _ROLLOUT, _MODEL, _REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model", "ref"))
 
-_ALWAYS = "here it is always so"
-_SIZES = "here a micro-batch is engine.tokens_per_micro_batch, and changes no result"
 _REASONS = {
     **dict.fromkeys((f"{_MODEL}.use_remove_padding", "data.return_raw_chat", f"{_ROLLOUT}.calculate_log_probs",
                      f"{_ROLLOUT}.name", f"{_ROLLOUT}.mode", "trainer.balance_batch", "trainer.use_legacy_worker_impl",
-                     f"{_ACTOR}.strategy",  f"{_ROLLOUT}.load_format"), _ALWAYS),
+                     f"{_ACTOR}.strategy",  f"{_ROLLOUT}.load_format"), ALWAYS),
     **dict.fromkeys((f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.ppo_micro_batch_size",
                      f"{_ACTOR}.use_dynamic_bsz", f"{_ACTOR}.ppo_max_token_len_per_gpu",
                      f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", f"{_REF}.log_prob_micro_batch_size_per_gpu",
                      "critic.ppo_micro_batch_size_per_gpu", f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
-                     f"{_REF}.log_prob_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"), _SIZES),
+                     f"{_REF}.log_prob_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"), SIZES),
     **dict.fromkeys(("trainer.logger", "trainer.project_name", "trainer.experiment_name",
                      "trainer.log_val_generations"), "trackers are in `tracking`"),
     **dict.fromkeys(("trainer.save_freq", "trainer.resume_mode", "trainer.default_local_dir",
@@ -65,7 +65,7 @@ _REASONS = {
 
 def _no_truncation(value: Any) -> Any:
     if value in (1, 1.0, -1, 0):
-        raise UntranslatableError(_ALWAYS)
+        raise UntranslatableError(ALWAYS)
     raise UntranslatableError("rollouts are sampled from all tokens, on whose log-probs the policy is trained")
 
 

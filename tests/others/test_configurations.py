@@ -362,7 +362,7 @@ PAGE = HERE.parents[1] / "docs" / "reference" / "other-frameworks.md"
 
 @pytest.mark.parametrize(("framework", "index"), [("trl", 0), ("openrlhf", 1), ("verl", 2)])
 def test_the_columns_of_the_page(tmp_path: Path, framework: str, index: int) -> None:
-    """What is right on the page is a part of what is made of what is left."""
+    """The right column is a part of the recipe that is made of the left one."""
     left, right = re.findall(r"<td><pre>\n(.*?)</pre></td>", PAGE.read_text(), re.DOTALL)[2 * index : 2 * index + 2]
     file = tmp_path / ("train.py" if framework == "trl" else "train.sh")
     file.write_text(left)
