@@ -82,6 +82,18 @@ def tolerated(share: float, count: int, judge: Callable[..., list[Any]], *argume
         return [error] * count
 
 
+def without_repeated(values: list[Any]) -> list[Any]:
+    """Remove scores from `values` if they repeat the rewards, and are not all from 0 to 1."""
+    scored = [value for value in values if isinstance(value, dict) and "score" in value]
+    repeated = all(value["score"] == value["reward"] for value in scored)
+    if not repeated or all(isinstance(v["score"], int | float) and 0 <= v["score"] <= 1 for v in scored):
+        return values
+    return [
+        {name: item for name, item in value.items() if name != "score"} if isinstance(value, dict) else value
+        for value in values
+    ]
+
+
 def checked_result(values: object, count: int, name: str, tolerated_failures: float = 0.0) -> RewardResult:
     """Validate a reward's return value: `count` numbers or mappings {reward, score, steps, other metrics}.
 

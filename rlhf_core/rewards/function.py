@@ -11,8 +11,7 @@ from rlhf_core.config.rewards.rewards import FunctionReward
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import RewardError
 from rlhf_core.processes.user_process import UserFunction, UserProcess
-from rlhf_core.rewards.base import RewardResult, checked_result, tolerated
-from rlhf_core.rewards.http import without_repeated
+from rlhf_core.rewards.base import RewardResult, checked_result, tolerated, without_repeated
 
 
 class RewardFunction:

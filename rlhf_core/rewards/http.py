@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_core.config.rewards.rewards import HTTPReward
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import RewardError
-from rlhf_core.rewards.base import RewardResult, checked_result, tolerated
+from rlhf_core.rewards.base import RewardResult, checked_result, tolerated, without_repeated
 from rlhf_core.rewards.servers import Answer, Servers
 from rlhf_core.rewards.templates import TextTemplate
 
@@ -99,15 +99,3 @@ class RewardServer:
     @property
     def _keys(self) -> frozenset[str]:
         return frozenset({"rewards", "scores", self._extra})
-
-
-def without_repeated(values: list[Any]) -> list[Any]:
-    """Remove scores from `values` if they repeat the rewards, and are not all from 0 to 1."""
-    scored = [value for value in values if isinstance(value, dict) and "score" in value]
-    repeated = all(value["score"] == value["reward"] for value in scored)
-    if not repeated or all(isinstance(v["score"], int | float) and 0 <= v["score"] <= 1 for v in scored):
-        return values
-    return [
-        {name: item for name, item in value.items() if name != "score"} if isinstance(value, dict) else value
-        for value in values
-    ]
