@@ -113,3 +113,9 @@ def completions(e: Minibatch, logprobs: Tensor) -> Iterator[list[Token]]:
 
 def gradients(*losses: Tensor, of: Tensor) -> list[Tensor]:
     return [torch.autograd.grad(loss, of, retain_graph=True)[0] for loss in losses]
+
+
+def require_equal(found: Tensor, wanted: Tensor, *, of: Tensor) -> None:
+    """Assert that a loss and its gradient are those of an oracle in float64."""
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)  # loss weights are float32
+    torch.testing.assert_close(*gradients(found, wanted, of=of), rtol=1e-6, atol=1e-12)
