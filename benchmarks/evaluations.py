@@ -1,4 +1,4 @@
-"""What evaluations of a recipe's runs measured, a value a run: `python -m benchmarks.evaluations METRIC RUN [RUN …]`.
+"""A metric of a recipe's evaluations, a value a run: `python -m benchmarks.evaluations METRIC RUN [RUN …]`.
 
 For each model that all runs evaluated. Store it (benchmarks/record.py) at the runs' commit and on their machine.
 """

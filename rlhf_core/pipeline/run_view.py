@@ -50,8 +50,10 @@ class Run:
     @property
     def cost(self) -> Cost | None:
         """Cost of its own attempts; None before it has ended, or if its record does not have them."""
-        costs = [] if self.record is None else self.record.costs(self.prices)
-        return total(costs, "own") if self.record is not None and all(cost.is_known for cost in costs) else None
+        if self.record is None:
+            return None
+        costs = self.record.costs(self.prices)
+        return total(costs, "own") if all(cost.is_known for cost in costs) else None
 
     @property
     def prices(self) -> PricesConfig | None:

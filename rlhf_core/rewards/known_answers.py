@@ -65,7 +65,8 @@ def compared(config: TextReward, reward: Reward, rows: Sequence[Asked]) -> Compa
         asked = [pair.asked for pair in pairs for _ in range(2)]
         values = reward(texts, [each.prompt for each in asked], [each.row for each in asked]).totals()
     except RewardError as error:
-        return Comparison(unknown=f"it failed for such an answer: {one_line(str(error).partition(chr(10))[0])}")
+        reason, *_ = str(error).split("\n")  # without its traceback
+        return Comparison(unknown=f"it failed for such an answer: {one_line(reason)}")
     sign = -1 if config.weight < 0 else 1
     rights, wrongs = values[::2], values[1::2]
     if any(sign * (right - wrong) > 0 for right, wrong in zip(rights, wrongs, strict=True)):

@@ -39,7 +39,7 @@ class Publisher:
         self._trainer = trainer
         self._engines = engines
         self._turns = turns
-        self._start_dead_anew = replace_dead or engines.replace_dead
+        self._replace_dead_engines = replace_dead or engines.replace_dead
         self._max_lag, self._hybrid = config.max_lag, config.hybrid
         self._sequences = [prompt.token_ids[-_PROBE_TOKENS:] for prompt in probe]
         self._batch = pack(self._sequences, [[True] * len(sequence) for sequence in self._sequences])
@@ -67,7 +67,7 @@ class Publisher:
         Returns the names of the new ones; empty if none has died, or none can be started anew.
         """
         assert self._proven is not None
-        version, names = self._proven.version, self._start_dead_anew()
+        version, names = self._proven.version, self._replace_dead_engines()
         if names and version:
             self._turns.train()
             self._prove(self._hand_over(version, self._source))
@@ -89,7 +89,7 @@ class Publisher:
         try:
             proof = self._prove(self._hand_over(version, source))
         except ActorDiedError as error:
-            if self._hybrid or not (names := self._start_dead_anew()):
+            if self._hybrid or not (names := self._replace_dead_engines()):
                 raise
             print(f"{error}; {', '.join(names)} restarted, version {version} is published anew", flush=True)
             proof = self._prove(self._hand_over(version, source))
