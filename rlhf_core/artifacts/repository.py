@@ -20,6 +20,7 @@ from rlhf_core.artifacts.store import Store, is_path
 from rlhf_core.config.texts import is_model_name
 from rlhf_core.errors import ConflictError, IntegrityError, StoreError, did_you_mean, one_line
 
+UPLOADS = "uploads"
 _PARALLEL_REQUESTS = 8
 _REMEDY = "`alignment repair` takes it out of use, and the next run computes it again"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -274,8 +275,11 @@ def manifest_path(ref: ArtifactRef) -> str:
 
 
 def uploads_prefix(ref: ArtifactRef) -> str:
-    """Return the prefix of the documents that name blobs of an artifact whose manifest is not there yet."""
-    return f"{ref.path}/uploads/"
+    """Return the prefix of the documents that name blobs of an artifact whose manifest is not there yet.
+
+    Outside its folder, since a garbage collection must read them before it lists manifests.
+    """
+    return f"{UPLOADS}/{ref.stage}/{ref.key}/"
 
 
 def _spec_path(ref: ArtifactRef) -> str:

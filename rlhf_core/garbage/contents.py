@@ -19,13 +19,14 @@ from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from rlhf_core.artifacts.documents import first_problem
 from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.repository import UPLOADS
 from rlhf_core.artifacts.store import Entry, Store
 from rlhf_core.errors import IntegrityError
 
 _PARALLEL_READS = 16
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FOLDER = re.compile(r"stages/(?P<stage>[^/]+)/(?P<key>[0-9a-f]{64})/(?P<rest>.+)")
-_UPLOADS = re.compile(r"uploads/[0-9a-f]{32}\.json")
+_UPLOADS = re.compile(rf"{UPLOADS}/(?P<stage>[^/]+)/(?P<key>[0-9a-f]{{64}})/[0-9a-f]{{32}}\.json")
 _ATTEMPT = re.compile(r"(attempts|resources)/[^/]+\.json")
 _CHECKPOINT = re.compile(r"checkpoints/[0-9]{12}-[0-9a-f]{12}/[^/]+")
 
@@ -70,7 +71,7 @@ class Named:
 
 @dataclass(slots=True)
 class Folder:
-    """An artifact's folder: the known objects in it, and what its documents name."""
+    """An artifact's folder: the known objects in it, with those of its uploads, and what its documents name."""
 
     ref: ArtifactRef
     manifest: Named | None = None
@@ -94,8 +95,8 @@ class Folder:
     @property
     def leftovers(self) -> list[Entry]:
         """Objects that a job needs only until its manifest is there."""
-        root = f"{self.ref.path}/"
-        return [e for e in self.entries if e.path.removeprefix(root).startswith(("checkpoints/", "uploads/", "live/"))]
+        prefixes = (f"{self.ref.path}/checkpoints/", f"{self.ref.path}/live/", f"{UPLOADS}/")
+        return [entry for entry in self.entries if entry.path.startswith(prefixes)]
 
 
 class Documents:
@@ -123,25 +124,33 @@ class Documents:
 def read_folders(store: Store, documents: Documents) -> dict[ArtifactRef, Folder]:
     """Return the folders of all artifacts, finished or not. Objects with unknown names are left out."""
     folders: dict[ArtifactRef, Folder] = {}
+
+    def folder_of(match: re.Match[str]) -> Folder:
+        ref = ArtifactRef(stage=match["stage"], key=match["key"])
+        return folders.setdefault(ref, Folder(ref))
+
+    # Uploads before manifests: those that a publisher removes meanwhile are named by a manifest that is listed below.
+    uploads = [(match, entry) for entry in store.entries(f"{UPLOADS}/") if (match := _UPLOADS.fullmatch(entry.path))]
+    named_by_path = documents.read((entry for _, entry in uploads), _uploads)
+    for match, entry in uploads:
+        if entry.path in named_by_path:
+            folder = folder_of(match)
+            folder.entries.append(entry)
+            folder.uploads.append(named_by_path[entry.path])
     by_name: dict[str, list[tuple[Folder, Entry]]] = defaultdict(list)
     for entry in store.entries("stages/"):
         match = _FOLDER.fullmatch(entry.path)
         name = "" if match is None else _known(match["rest"])
         if match is None or not name:
             continue
-        ref = ArtifactRef(stage=match["stage"], key=match["key"])
-        folder = folders.setdefault(ref, Folder(ref))
+        folder = folder_of(match)
         folder.entries.insert(0 if name == "manifest" else len(folder.entries), entry)
         by_name[name].append((folder, entry))
-    for name, parse in (("manifest", _manifest), ("spec", _spec), ("uploads", _uploads)):
-        read = documents.read((entry for _, entry in by_name[name]), parse)
+    for name, parse in (("manifest", _manifest), ("spec", _spec)):
+        named_by_path = documents.read((entry for _, entry in by_name[name]), parse)
         for folder, entry in by_name[name]:
-            if (named := read.get(entry.path)) is None:
-                continue
-            if name == "uploads":
-                folder.uploads.append(named)
-            else:
-                setattr(folder, name, named)
+            if entry.path in named_by_path:
+                setattr(folder, name, named_by_path[entry.path])
     return folders
 
 
@@ -149,8 +158,6 @@ def _known(rest: str) -> str:
     """Return the kind of an object by its path in an artifact's folder; empty for one that is not ours."""
     if rest in ("manifest.json", "spec.json"):
         return rest.removesuffix(".json")
-    if _UPLOADS.fullmatch(rest):
-        return "uploads"
     of_a_job = _CHECKPOINT.fullmatch(rest) or _ATTEMPT.fullmatch(rest) or rest.startswith(("live/", "logs/"))
     return "of a job" if of_a_job else ""
 

@@ -28,7 +28,7 @@ from rlhf_core.artifacts.repository import ArtifactRepository, blob_path, manife
 from rlhf_core.artifacts.resources import uses_path
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
 from rlhf_core.artifacts.spec import StageSpec
-from rlhf_core.artifacts.store import Store
+from rlhf_core.artifacts.store import Entries, Store
 from rlhf_core.errors import IntegrityError, StoreError
 from rlhf_core.garbage.collection import GarbageCollection
 from rlhf_core.garbage.keep import Keep, described, parse_keep
@@ -336,7 +336,7 @@ def test_what_is_needed_between_the_plan_and_the_deletion_stays(repository: Arti
     assert repository.store.exists(blob_path(shared)), "a job that has not committed yet counts on it"
     repository.commit(made)
     assert names(repository) == {"aliased", "reused", "new"}
-    assert repository.store.list(f"{made.ref.path}/uploads/") == []
+    assert repository.store.list("uploads/") == []
 
 
 def test_who_needs_what_is_being_deleted_waits_until_it_is_over(local: ArtifactRepository, tmp_path: Path) -> None:
@@ -390,6 +390,54 @@ def test_a_need_that_comes_up_during_the_deletion_waits_and_finds_nothing_half(t
     collected(store)
     thread.join(30)
     assert [None if one is None else one.name for one in found] == (["new"] if needs == "the bytes" else [None])
+
+
+class ReadStore(LocalStore):
+    """Calls `around_read` before and after each reading request."""
+
+    around_read: Callable[[], None] = staticmethod(lambda: None)
+
+    def get_tagged(self, path: str) -> tuple[bytes, str] | None:
+        self.around_read()
+        return super().get_tagged(path)
+
+    def entries(self, prefix: str) -> Entries:
+        self.around_read()
+        entries = super().entries(prefix)
+        self.around_read()
+        return entries
+
+
+def test_an_upload_that_is_committed_at_any_read_of_a_collection_is_whole(tmp_path: Path) -> None:
+    moment = 0
+    while commit_beside_a_collection(tmp_path / str(moment), moment):
+        moment += 1
+    assert moment >= 10
+
+
+def commit_beside_a_collection(folder: Path, moment: int) -> bool:
+    """Commit an upload at a read of a collection. Return False if there were fewer reads."""
+    store, reads = ReadStore(folder / "store"), 0
+    repository = ArtifactRepository(store)
+    repository.put_blob(b"garbage")
+    (folder / "new").mkdir()
+    (folder / "new" / "name.txt").write_text("garbage")  # the bytes that the plan deletes
+    plan = GarbageCollection(store, NOTHING).plan()
+    made = repository.upload(manifest("new"), folder / "new")
+    write_needs(store, "run", [made.ref])
+
+    def commit() -> None:
+        nonlocal reads
+        if reads == moment:
+            ArtifactRepository(LocalStore(folder / "store")).commit(made)
+        reads += 1
+
+    store.around_read = commit  # type: ignore[method-assign]
+    GarbageCollection(store, NOTHING).delete(plan)
+    committed = reads > moment
+    store.around_read = lambda: None  # type: ignore[method-assign]
+    assert names(repository) == ({"new"} if committed else set()), f"committed at read {moment}"
+    return committed
 
 
 def test_no_deletion_starts_late(local: ArtifactRepository) -> None:
