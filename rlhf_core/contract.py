@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.live import LiveFiles
@@ -27,6 +27,16 @@ KINDS_OF_ROLE: Mapping[Role, frozenset[Kind]] = {
 
 # The hook of a group of ranks or engines: it gets the method of each call, and raises where the call must not be made.
 Before = Callable[[Callable[..., Any]], None]
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Generic[R]):
+    """A call of all ranks of a group that has been started."""
+
+    results: Callable[[], list[R]]  # waits for them, by rank, and raises as a call of the group does
+    calls: Mapping[Any, str] = field(default_factory=dict)  # of Ray, with the rank's name; see actors.calls.wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,21 +29,28 @@ THREADS = {ASIDE: 1, RESOURCES: 1}
 _LEAVE_SECONDS = 2.0  # of a stopped job's 10; a responsive actor returns at once
 
 
-def wait(what: str, calls: Mapping[Any, str], seconds: float = CALL_SECONDS) -> list[Any]:
+def wait(
+    what: str,
+    calls: Mapping[Any, str],
+    seconds: float = CALL_SECONDS,
+    needed: Mapping[Any, str] = MappingProxyType({}),
+) -> list[Any]:
     """Return the results of `calls` (reference -> name of the actor), in their order.
 
-    Raises StageError, naming the actor, `what` it did and the cause, as soon as one fails; an AlignmentError of an
-    actor keeps its class.
+    needed: calls without which these may never end, such as those that send what these receive.
+    Raises StageError, naming the actor, `what` it did and the cause, as soon as one of either fails; an AlignmentError
+    of an actor keeps its class.
     """
-    pending = list(calls)
+    both = {**calls, **needed}
+    pending = list(both)
     deadline = time.monotonic() + seconds
-    while pending:
+    while not calls.keys().isdisjoint(pending):
         ready, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
-            waiting = ", ".join(calls[call] for call in pending)
+            waiting = ", ".join(both[call] for call in pending)
             raise StageError(f"{what}: no answer from {waiting} within {seconds:.0f} s")
         if _failure(ready[0]) is not None:
-            raise _explain(what, calls)
+            raise _explain(what, both)
     return list(ray.get(list(calls)))
 
 

@@ -157,7 +157,7 @@ class EngineGroup:
             actor.load.remote(weights.transport.for_engine(index), manifest): name
             for index, (name, actor) in enumerate(self._actors.items())
         }
-        loaded = wait("load", loads)
+        loaded = wait("load", loads, needed={} if weights.sending is None else weights.sending.calls)
         elsewhere = {name: actor for (name, actor), here in zip(self._actors.items(), loaded, strict=True) if not here}
         if elsewhere:
             # Put once: Ray copies the files to each node once, where the engines share the memory.

@@ -17,7 +17,7 @@ from rlhf_core.actors.placement import reserve, runtime_environment, worker_bund
 from rlhf_core.actors.resources import measured
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.plugins import required
-from rlhf_core.contract import Before
+from rlhf_core.contract import Before, Started
 from rlhf_core.system.threads import use_threads
 
 W = TypeVar("W")
@@ -149,14 +149,12 @@ class RayWorkerGroup(Generic[W]):
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Call `worker.method(*args)` on every rank; return the results by rank. Large arguments are sent once."""
-        return self.begin(method, *args, **kwargs)()
+        return self.begin(method, *args, **kwargs).results()
 
-    def begin(
-        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Callable[[], list[R]]:
-        """Start a call as `call` does; the returned function waits for the results."""
+    def begin(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
+        """Start a call as `call` does, and return at once."""
         calls = self._start(method, [()] * self.size, args, kwargs)
-        return lambda: wait(method.__name__, calls, self._timeout)
+        return Started(lambda: wait(method.__name__, calls, self._timeout), calls)
 
     def scatter(
         self, method: Callable[Concatenate[W, S, P], R], shards: Sequence[S], /, *args: P.args, **kwargs: P.kwargs

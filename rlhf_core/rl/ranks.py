@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -220,11 +220,7 @@ class PolicyTrainer:
         assert offered is not None  # on rank 0
         transport, manifest = offered
         if transport.concurrent:
-
-            def start() -> Callable[[], Digests]:
-                sent = self._workers.begin(RLWorker.send_weights, source, transport, manifest)
-                return lambda: sent()[0]
-
+            start = partial(self._workers.begin, RLWorker.send_weights, source, transport, manifest)
             # Not in a `finally`: after an error, ranks in the broadcast accept no call until it times out.
             yield Publication(transport, manifest, self._read_weights, start)
             self._workers.call(RLWorker.withdraw_weights)

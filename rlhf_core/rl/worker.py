@@ -24,6 +24,7 @@ from rlhf_core.rl.critic import save_critic, update_critic
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
 from rlhf_core.rl.scoring import SharedBase, load_model, scores
 from rlhf_core.rl.weights import WeightAverage, WeightSource, never_changed
+from rlhf_core.rollout.publication import Digests
 from rlhf_core.rollout.transport.base import Offer, Transport, WeightManifest, Weights, digested, take_all
 from rlhf_core.rollout.transport.folder import Files, SharedFolder, read_files
 from rlhf_core.rollout.transport.table import TRANSPORTS
@@ -155,7 +156,7 @@ class RLWorker(SnapshotWorker):
         self._offered = self._publishing.enter_context(TRANSPORTS[self._config.rollout.transport](offer))
         return (self._offered, manifest) if dist.get_rank() == 0 else None
 
-    def send_weights(self, source: WeightSource, transport: Transport, manifest: WeightManifest) -> dict[str, str]:
+    def send_weights(self, source: WeightSource, transport: Transport, manifest: WeightManifest) -> Digests:
         """Send the weights to serve; return their digests on rank 0. Every rank must call it."""
         digests: dict[str, str] = {}
         try:

@@ -103,18 +103,18 @@ def hand_over(engines: Engines, weights: Publication) -> WeightManifest:
     if weights.start is None:
         engines.publish(weights)
         return weights.manifest
-    finish_sending = weights.start()
+    sending = weights.start()
     try:
-        engines.publish(weights)
+        engines.publish(replace(weights, sending=sending))
     except ActorDiedError as error:  # the ranks are still sending: no publish can follow
         raise StageError(str(error)) from error
     except TransportError as error:  # the cause may be an earlier error of the ranks
         try:
-            finish_sending()
+            sending.results()
         except TransportError as rank_error:
             raise TransportError(f"{error}; {rank_error}") from error
         raise
-    return replace(weights.manifest, digests=finish_sending())
+    return replace(weights.manifest, digests=sending.results()[0])
 
 
 def survive_dead_engines(call: Callable[[], R], replace_dead: Callable[[], list[str]], retried: str) -> R:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.config.stages.trained import LoraConfig
+from rlhf_core.contract import Started
 from rlhf_core.rollout.transport.base import Transport, WeightManifest, digested
 from rlhf_core.rollout.transport.folder import Files, SharedFolder, read_files, weights_folder
 
@@ -21,7 +22,8 @@ class Publication:
     transport: Transport
     manifest: WeightManifest  # with digests if everything is already sent
     files: Callable[[], Files]  # of the folder, for engines on other nodes
-    start: Callable[[], Callable[[], Digests]] | None = None  # starts sending; its result waits for the end
+    start: Callable[[], Started[Digests]] | None = None  # starts sending; results: rank 0 has the digests
+    sending: Started[Digests] | None = None  # what it has started
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from rlhf_core.contract import Before
+from rlhf_core.contract import Before, Started
 from rlhf_core.training.background import Background
 from rlhf_core.training.distributed import join_group
 
@@ -54,13 +54,8 @@ class WorkerGroup(Protocol[W_co]):
     def put(self, shards: Sequence[S]) -> Sequence[S]:
         """Return references to `shards`, which several calls of `scatter`, of any group, send once."""
 
-    def begin(
-        self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Callable[[], list[R]]:
-        """Start a call and return at once. The ranks run no other call before it ends.
-
-        The returned function waits for the results by rank, and raises as `call` does.
-        """
+    def begin(self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
+        """Start a call and return at once. The ranks run no other call before it ends."""
 
     def aside(
         self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs
@@ -106,10 +101,8 @@ class InlineGroup(Generic[W]):
     def put(self, shards: Sequence[S]) -> Sequence[S]:
         return shards
 
-    def begin(
-        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Callable[[], list[R]]:
-        return self.aside(method, *args, **kwargs)
+    def begin(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
+        return Started(self.aside(method, *args, **kwargs))
 
     def aside(
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs

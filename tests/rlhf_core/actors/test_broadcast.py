@@ -36,11 +36,20 @@ PROBE = [Prompt("0", "", (5, 6, 7, 4), row={}), Prompt("1", "", (4, 5), row={})]
 
 @pytest.mark.slow("starts two ranks and two engines as Ray actors")
 @pytest.mark.parametrize(
-    ("transport", "hybrid", "lora"),
-    [("collective", False, False), ("ipc", False, False), ("ipc", True, False), ("ipc", True, True)],
+    ("transport", "hybrid", "lora", "killed"),
+    [
+        ("collective", False, False, "engine 1"),
+        ("collective", False, False, "rank 0"),
+        ("ipc", False, False, "engine 1"),
+        ("ipc", False, False, "rank 1"),
+        ("ipc", True, False, ""),
+        ("ipc", True, True, ""),
+    ],
 )
-def test_every_engine_serves_what_the_ranks_have(tmp_path: Path, transport: str, hybrid: bool, lora: bool) -> None:
-    """lora: merged by each rank that sends; what is published first has the values of the base."""
+def test_every_engine_serves_what_the_ranks_have(
+    tmp_path: Path, transport: str, hybrid: bool, lora: bool, killed: str
+) -> None:
+    """lora: merged by each rank that sends; what is published first has the values of the base. killed: at last."""
     config = two_by_two(3, transport=transport, hybrid=hybrid, lora=lora)
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"serve_adapter": "merged"})})
     inputs = job_inputs(tmp_path)
@@ -55,10 +64,16 @@ def test_every_engine_serves_what_the_ranks_have(tmp_path: Path, transport: str,
             for answer in engines.call(RolloutEngine.probe, []):
                 assert answer.version == version
                 assert {tensor.published: tensor.digest for tensor in answer.served} == expected
-        if hybrid:
+        if not killed:
             return
-        ray.kill([*engines._actors.values()][1])  # type: ignore[attr-defined]
+        actors = {**workers._named(), **engines._actors}  # type: ignore[attr-defined]
+
+        def publish() -> None:
+            with trainer.publication(3, engines=2) as weights:
+                ray.kill(actors[killed])
+                hand_over(engines, weights)
+
         began = time.monotonic()
-        with pytest.raises(StageError, match="engine 1 died in load"), trainer.publication(3, engines=2) as weights:
-            hand_over(engines, weights)
-        assert time.monotonic() - began < 60  # though rank 0 and engine 0 wait for it
+        with pytest.raises(StageError, match=f"{killed} died in"):
+            publish()
+        assert time.monotonic() - began < 60  # though the others wait for it

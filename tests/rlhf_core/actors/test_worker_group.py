@@ -132,7 +132,7 @@ def test_a_rank_that_computes_says_what_it_uses(group: RayWorkerGroup[Worker]) -
     resources = ActorResources()
     assert sorted(resources.samples()) == sorted(resources.samples()) == ["rank 0", "rank 1"]
     group.aside(Worker.tell)()
-    waiting()
+    waiting.results()
 
 
 def test_two_groups_share_a_reservation_and_tell_their_peaks_when_they_leave(ray_cluster: None) -> None:

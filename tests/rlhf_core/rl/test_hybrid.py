@@ -96,7 +96,7 @@ def test_weights_on_the_device_are_sent_before_the_ranks_leave_it() -> None:
     ours.publish()
     with pytest.raises(RuntimeError, match="cannot update_policy in the state publishing"):
         ours.workers.call(Told.update_policy)
-    ours.workers.begin(Told.send_weights)()
+    ours.workers.begin(Told.send_weights).results()
     ours.engines.publish(WEIGHTS)
     with pytest.raises(RuntimeError, match="cannot probe while the ranks are on the devices; serve first"):
         ours.engines.call(RolloutEngine.probe, [[5]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from rlhf_core.contract import Started
 from rlhf_core.rollout import child_engine
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.engine import Request, SamplingParameters
@@ -115,12 +116,12 @@ def _sent_meanwhile(
     tensors, digests = published_tensors(state), dict[str, str]()
     manifest = WeightManifest.of(version, tensors)
 
-    def start() -> Callable[[], Mapping[str, str]]:
-        def send() -> Mapping[str, str]:
+    def start() -> Started[Mapping[str, str]]:
+        def send() -> list[Mapping[str, str]]:
             transport.send(digested(tensors.items(), digests), manifest)
-            return digests
+            return [digests]
 
-        return Background(send, name="send").result
+        return Started(Background(send, name="send").result)
 
     return hand_over(engines, Publication(transport, manifest, dict, start)).digests
 

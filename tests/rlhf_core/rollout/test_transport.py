@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf_core.contract import Started
 from rlhf_core.errors import StageError, WeightSyncError
 from rlhf_core.rollout.digest import tensor_digest
 from rlhf_core.rollout.engine import RolloutEngine
@@ -116,13 +117,13 @@ class Unreached(ScriptedEngine):
         raise self._error
 
 
-def sending(error: Exception | None) -> Callable[[], Callable[[], dict[str, str]]]:
-    def sent() -> dict[str, str]:
+def sending(error: Exception | None) -> Callable[[], Started[dict[str, str]]]:
+    def sent() -> list[dict[str, str]]:
         if error is not None:
             raise error
-        return {"a": "1"}
+        return [{"a": "1"}]
 
-    return lambda: sent
+    return lambda: Started(sent)
 
 
 @pytest.mark.parametrize(
