@@ -12,7 +12,7 @@ from rlhf_core.errors import StackError, one_line
 
 V = TypeVar("V")
 
-_ANEW = "remove it and run `alignment down && alignment up`, which writes it anew"
+_ANEW = "remove it and run `alignment down && alignment up`, which writes a new one"
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([^\0]*)")
 
 

@@ -97,7 +97,7 @@ class Rollouter:
         episodes = self._episodes(starts, sampling, play)
         play_all = self._played_by_calls if self._stream is None else self._stream.play
         return survive_dead_engines(
-            lambda: play_all(episodes), self._replace_dead, f"{len(episodes)} episodes are played anew"
+            lambda: play_all(episodes), self._replace_dead, f"{len(episodes)} episodes are played again"
         )
 
     def _played_by_calls(self, episodes: Sequence[Play[T]]) -> list[T]:

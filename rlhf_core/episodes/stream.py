@@ -104,7 +104,7 @@ class Stream:
         self.call(release())
 
     def replace_dead(self) -> list[str]:
-        """Cancel all episodes and all that was begun, and start anew the engines that have died.
+        """Cancel all episodes and all that was begun, and restart the engines that have died.
 
         See Engines.replace_dead. Raises the stream's error if it is not the death of an engine.
         """

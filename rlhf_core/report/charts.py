@@ -35,7 +35,6 @@ _QUESTIONS: Mapping[str, tuple[str, ...]] = {
 _RIGHT = frozenset({"kl"})  # has an axis of its own beside other curves: its scale is another one
 _DERIVED = frozenset({"validation/best", "validation/best_step"})  # follow from others
 _DIGITS = 6
-_CHECKPOINT = "checkpoint"  # charts.js draws it dotted
 _MOST_CHECKPOINTS = 40
 _LONGEST_REASON = 120  # characters
 
@@ -94,19 +93,21 @@ def charts_of_lines(title: str, lines: Sequence[Mapping[str, Any]]) -> list[Char
 def marks(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
     """Return the events of a stage's attempts that have a step, for its charts: where each ended, and why, where it was
     resumed, and its checkpoints, unless these are too many to be told apart.
+
+    kind: end, resume or checkpoint.
     """
     events = [
-        {"step": step, "text": text}
+        {"step": step, "kind": kind, "text": text}
         for each in attempts
-        for step, text in (
-            (each.resumed_after, "resumed from the checkpoint"),
-            (each.step if each.outcome not in ("published", "running") else None, _ended(each)),
+        for step, kind, text in (
+            (each.resumed_after, "resume", "resumed from the checkpoint"),
+            (each.step if each.outcome not in ("published", "running") else None, "end", _ended(each)),
         )
         if step is not None
     ]
     checkpoints = sorted({step for each in attempts for step in each.checkpoints})
     if len(checkpoints) <= _MOST_CHECKPOINTS:
-        events += [{"step": step, "text": _CHECKPOINT} for step in checkpoints]
+        events += [{"step": step, "kind": "checkpoint", "text": "checkpoint"} for step in checkpoints]
     return sorted(events, key=lambda event: event["step"])
 
 

@@ -85,7 +85,7 @@ class AsyncCollector:
             collected, metrics = survive_dead_engines(
                 lambda: self._stream.call(self._collect(step)),
                 self._replace_dead,
-                "the prompts that it has not completed are sampled anew",
+                "the prompts that it has not completed are sampled again",
             )
         trajectories = [trajectory for answered in collected for trajectory in answered.group]
         with phase("reward"):

@@ -62,9 +62,9 @@ class Publisher:
         self._turns.sample()
 
     def replace_dead(self) -> list[str]:
-        """Start anew the engines that have died, publish the same version again, and verify that all engines serve it.
+        """Restart the engines that have died, publish the same version again, and verify that all engines serve it.
 
-        Returns the names of the new ones; empty if none has died, or none can be started anew.
+        Returns the names of the new ones; empty if none has died, or none can be restarted.
         """
         assert self._proven is not None
         version, names = self._proven.version, self._replace_dead_engines()
@@ -79,7 +79,7 @@ class Publisher:
     def publish(self, source: WeightSource = "live") -> dict[str, float]:
         """Publish the weights, verify that the engines serve them, and return metrics.
 
-        An engine that dies meanwhile is started anew, unless it shares a device with a rank.
+        An engine that dies meanwhile is restarted, unless it shares a device with a rank.
         Metrics: mean and largest difference on the probe, and the number of tensors that only the probe covers, if any.
         Raises WeightSyncError, naming the tensors, if an engine does not serve them.
         """
@@ -91,7 +91,7 @@ class Publisher:
         except ActorDiedError as error:
             if self._hybrid or not (names := self._replace_dead_engines()):
                 raise
-            print(f"{error}; {', '.join(names)} restarted, version {version} is published anew", flush=True)
+            print(f"{error}; {', '.join(names)} restarted, version {version} is published again", flush=True)
             proof = self._prove(self._hand_over(version, source))
         self._source = source
         self._turns.sample()

@@ -44,10 +44,10 @@ class Engines(Protocol):
         """Divide `items` among the engines; returns the results of `engine.method(part, *args)` in item order."""
 
     def replace_dead(self) -> list[str]:
-        """Start anew the engines that have died, and let the others abandon what they have begun.
+        """Restart the engines that have died, and let the others abandon what they have begun.
 
         Returns the names of the new ones, which serve version 0: all engines need a publish. Empty if none has died, or
-        none can be started anew. Raises StageError if one does not start.
+        none can be restarted. Raises StageError if one does not start.
         """
 
     def publish(self, weights: Publication) -> None:

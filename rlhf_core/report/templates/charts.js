@@ -30,6 +30,8 @@ function addRight(plot, values, axis_label) {
   plot.add_layout(inGrey(new Bokeh.LinearAxis({ y_range_name: "right", axis_label })), "right");
 }
 
+const MARKS = { end: [COLOURS[2], "dashed"], resume: [COLOURS[4], "dashed"], checkpoint: [GREY, "dotted"] };
+
 function curves({ title, lines, x: unit = "step" }, shared, marks, open) {
   const plot = figure(title, shared.range ? { x_range: shared.range } : {});
   shared.range = plot.x_range;
@@ -55,8 +57,8 @@ function curves({ title, lines, x: unit = "step" }, shared, marks, open) {
   if (right.length) plot.y_range.renderers = left;
   plot.add_tools(new Bokeh.HoverTool({ tooltips: [["", "@name"], [unit, "@x"], ["", "@y{0.[0000]}"]] }));
   plot.add_tools(new Bokeh.CrosshairTool({ overlay: shared.cursor }));
-  for (const { step, text } of marks) {
-    const [line_color, line_dash] = text === "checkpoint" ? [GREY, "dotted"] : [text.startsWith("resumed") ? COLOURS[4] : COLOURS[2], "dashed"];
+  for (const { step, kind } of marks) {
+    const [line_color, line_dash] = MARKS[kind];
     plot.add_layout(new Bokeh.Span({ location: step, dimension: "height", line_color, line_dash, line_width: 1 }));
   }
   if (plot.legend) Object.assign(plot.legend, { label_text_font_size: "11px", spacing: 0, padding: 4, background_fill_alpha: 0, border_line_alpha: 0, label_text_color: GREY });

@@ -54,6 +54,7 @@ def test_checkpoints_and_the_reason_of_an_end_are_marked() -> None:
         (4, "checkpoint"), (6, "failed: engine 0 does not serve version 7 as published"),
         (6, "resumed from the checkpoint"), (6, "checkpoint"), (8, "checkpoint"),
     ]  # fmt: skip
+    assert [each["kind"] for each in found] == ["checkpoint", "end", "resume", "checkpoint", "checkpoint"]
     assert marks([attempt("published", 41, checkpoints=tuple(range(1, 42)))]) == []
 
 

@@ -50,8 +50,8 @@ def test_a_killed_job_ends_as_if_it_had_not_been(ray_cluster: None, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("grpo-full-zero2-hybrid", "died in generate: .*; engine [01] restarted, [0-9]+ episodes are played anew"),
-        ("ppo-lora-zero2-own", "died in load: .*; engine [01] restarted, version 1 is published anew"),
+        ("grpo-full-zero2-hybrid", "died in generate: .*; engine [01] restarted, [0-9]+ episodes are played again"),
+        ("ppo-lora-zero2-own", "died in load: .*; engine [01] restarted, version 1 is published again"),
     ],
     ids=["while it samples", "while it is published to"],
 )
@@ -78,7 +78,7 @@ def test_an_engine_that_is_killed_while_ranks_train_is_started_again(
     })  # fmt: skip
     address = ray.get_runtime_context().gcs_address
     _, killed, log = engine_killed_and_whole(config, job_inputs(tmp_path / "inputs", config), tmp_path, address)
-    assert re.search("engine [01] died in .*; engine [01] restarted, .* anew", log)
+    assert re.search("engine [01] died in .*; engine [01] restarted, .* again", log)
     assert "resumes after" not in log
     assert [line["step"] for line in killed[1]] == [0, 1, 2, 3, 4]
     assert max(line["asynchronous/largest_lag"] for line in killed[1]) <= 1
@@ -100,7 +100,7 @@ def test_an_engine_that_is_killed_in_a_stage_that_samples_is_started_again(
     })  # fmt: skip
     address = ray.get_runtime_context().gcs_address
     whole, killed, log = engine_killed_and_whole(config, job_inputs(tmp_path / "inputs"), tmp_path, address, stage)
-    assert re.search("died in generate: .*; engine [01] restarted, [0-9]+ episodes are played anew", log)
+    assert re.search("died in generate: .*; engine [01] restarted, [0-9]+ episodes are played again", log)
     assert killed == whole
 
 
