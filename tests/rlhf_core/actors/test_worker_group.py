@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from ray.cloudpickle import register_pickle_by_value
 
-from rlhf_core.actors.calls import _cause_of_death
+from rlhf_core.actors.calls import ASIDE, _cause_of_death, wait
 from rlhf_core.actors.placement import reserve
 from rlhf_core.actors.resources import ActorResources
 from rlhf_core.actors.worker_group import RayWorkerGroup
@@ -125,6 +125,15 @@ def test_a_call_aside_runs_beside_the_others(group: RayWorkerGroup[Worker]) -> N
     failing = group.aside(Worker.refuse, 1)
     with pytest.raises(RewardError, match=r"^rank 1: reward.py"):
         failing()
+
+
+def test_calls_that_never_end_without_others_fail_with_them(group: RayWorkerGroup[Worker]) -> None:
+    waiting = group.begin(Worker.wait_until_told)
+    sending = group._start(Worker.refuse, [()] * 2, (1,), {}, thread=ASIDE)
+    with pytest.raises(RewardError, match=r"^rank 1: reward.py"):
+        wait("load", waiting.calls, 30.0, needed=sending)
+    group.aside(Worker.tell)()
+    assert len(wait("load", waiting.calls)) == 2
 
 
 def test_a_rank_that_computes_says_what_it_uses(group: RayWorkerGroup[Worker]) -> None:
