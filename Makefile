@@ -86,7 +86,7 @@ dist: setup  ## build the source distribution, and from it the wheel, into dist/
 	@$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist dist/*.tar.gz && rm dist/build.log && ls dist
 
 pages: setup  ## write the generated pages of docs/reference again: settings, commands, Python API, licences, measurements
-	@$(BIN)/python -m rlhf_core.recipe.settings_page docs/reference/settings.md
+	@$(BIN)/python -m rlhf_core.recipe.settings_page docs/reference/settings
 	@for page in commands api licences; do $(BIN)/python -m deployments.pages.$$page docs/reference/$$page.md || exit 1; done
 	@$(BIN)/python -m benchmarks.report
 

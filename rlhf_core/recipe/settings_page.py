@@ -1,14 +1,18 @@
-"""Print the settings of recipes as markdown tables, generated from the config classes.
+"""Write the settings of recipes as pages by stage, generated from the config classes.
 
-Usage: `python -m rlhf_core.recipe.settings_page [FILE]`. With a FILE, such as docs/reference/settings.md, its part
-between the two marks is replaced.
+Usage: `python -m rlhf_core.recipe.settings_page docs/reference/settings`.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -18,25 +22,56 @@ from rlhf_core.config.engines.passed import DEEPSPEED, VLLM, Library
 from rlhf_core.config.typed import config_classes
 from rlhf_core.recipe.recipe import Recipe
 
-BEGIN = "<!-- from here on written by `python -m rlhf_core.recipe.settings_page docs/reference/settings.md` -->"
-END = "<!-- until here -->"
+_INDEX = """# Settings
+
+Written by `python -m rlhf_core.recipe.settings_page docs/reference/settings`: edit the descriptions in
+`rlhf_core/config` instead. Each stage has a page; [shared](shared.md) has the settings that several stages have, such
+as `optimizer`, `rollout` and rewards. [Recipes](../../guides/recipes.md) shows how they work together.
+
+A setting **not in the key** changes only how fast or where a stage runs, or what it shows: change it, and nothing is
+computed again ([the key of a stage](../../guides/recipes.md#the-key-of-a-stage)).
+"""
+_SHARED = "# Settings of several stages\n"
+_OF_THE_RECIPE = ("", "loop", "report", "prices", "tracking", "watchdog", "notify")  # on the page of the recipe itself
+_WIDTH = 120
 
 
-def reference() -> str:
-    """Return one table for each mapping in a recipe, the recipe itself first, each mapping once, and last those of
-    refused settings.
+@dataclass(frozen=True)
+class _Link:
+    """The heading of a config class, and how other entries call it."""
+
+    page: str
+    title: str
+    label: str
+
+    def written(self, page: str) -> str:
+        anchor = re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")
+        return f"[{self.label}]({'' if self.page == page else self.page}#{anchor})"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    value: tuple[str, ...]
+    in_key: bool
+    meaning: str
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its file name: the recipe itself, `data`, one for each stage in the order of the
+    table of stages, and the mappings that several of them have.
     """
-    tables = [_table(config, list(places), any(places.values())) for config, places in _places().items()]
-    return "\n\n".join([*tables, *map(_refused, (DEEPSPEED, VLLM))])
-
-
-def rewrite(text: str) -> str:
-    """Replace the reference between the marks of `text`. Raises ValueError if it lacks them."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the text lacks the mark {BEGIN!r} or {END!r}")
-    return f"{before}{BEGIN}\n\n{reference()}\n\n{END}{after}"
+    places = _places()
+    page_of = {config: _page(at) for config, at in places.items()}
+    links = _links(places, page_of)
+    heads = {"README.md": _INDEX, "shared.md": _SHARED}
+    parts: dict[str, list[str]] = {}
+    for config, at in places.items():
+        page = page_of[config]
+        parts.setdefault(page, [heads[page]] if page in heads else [])
+        parts[page].append(_section(config, at, links, page, is_first=not parts[page]))
+    parts["shared.md"] += map(_refused, (DEEPSPEED, VLLM))
+    return {page: "\n\n".join(part.rstrip() for part in sections) + "\n" for page, sections in parts.items()}
 
 
 def undescribed() -> list[str]:
@@ -86,44 +121,91 @@ def _configs(annotation: Any) -> Iterator[type[Config]]:
         yield from _configs(argument)
 
 
-def _table(config: type[Config], places: list[str], counts: bool) -> str:
+def _page(places: Mapping[str, bool]) -> str:
+    """Return the file name of the page of a config class that stands at `places`."""
+    roots = {"README" if root in _OF_THE_RECIPE else root for root in (place.partition(".")[0] for place in places)}
+    return f"{roots.pop() if len(roots) == 1 else 'shared'}.md"
+
+
+def _links(places: Mapping[type[Config], Mapping[str, bool]], page_of: Mapping[type[Config], str]) -> dict[str, _Link]:
+    """Return the link of each config class by its name."""
+    titles = {config: _title(config, at) for config, at in places.items()}
+    counts = Counter((page_of[config], title) for config, title in titles.items())
+    links = {}
+    for config, title in titles.items():
+        if counts[page_of[config], title] > 1:
+            title = f"{title} ({config.__name__})"
+        links[config.__name__] = _Link(page_of[config], title, _type(config) or _names(places[config])[0])
+    return links
+
+
+def _title(config: type[Config], places: Mapping[str, bool]) -> str:
+    """Return the heading of a config class: its place if it has one, else its keys; with `type`, if it has one."""
+    keys = [place.replace(".*", "") for place in places] if len(places) == 1 else _names(places)
+    tag = _type(config)
+    return ", ".join(keys) + (f": {tag}" if tag else "")
+
+
+def _names(places: Mapping[str, bool]) -> list[str]:
+    """Return the last key of each place, each once."""
+    return list(dict.fromkeys(place.removesuffix(".*").rpartition(".")[2] for place in places))
+
+
+def _type(config: type[Config]) -> str:
     kind = config.model_fields.get("type")
-    where = ", ".join(f"`{place}`" for place in places if place) or "a recipe"
-    tag = f" of type `{get_args(kind.annotation)[0]}`" if kind else ""
-    lines = [
-        f"### {config.__name__}",
-        "",
-        f"{where[0].upper()}{where[1:]}{tag}. {_first_paragraph(config)}".rstrip(),
-        "",
-    ]
-    if config.model_fields.keys() - {"type"}:
-        lines += ["| key | value | default | in the key | meaning |", "|---|---|---|---|---|"]
+    return str(get_args(kind.annotation)[0]) if kind else ""
+
+
+def _section(
+    config: type[Config], places: Mapping[str, bool], links: Mapping[str, _Link], page: str, *, is_first: bool
+) -> str:
+    """Return the heading and the settings of a config class as a list."""
+    lines = [f"{'#' if is_first else '##'} {links[config.__name__].title}" if config is not Recipe else "## The recipe"]
+    entries = _entries(config, links, page, any(places.values()))
+    is_out = len(entries) > 1 and not any(entry.in_key for entry in entries)
+    stages = dict.fromkeys(place.partition(".")[0] for place in places)
+    stands = f"Of {', '.join(f'`{name}`' for name in stages)}." if len(stages) > 1 else ""
+    text = " ".join(filter(None, [_first_paragraph(config), stands, "Not in the key." if is_out else ""]))
+    lines += ["", *_wrapped(text)] if text else []
+    lines += [""] if entries else []
+    for entry in entries:
+        left_out = [] if entry.in_key or is_out else ["not in the key"]
+        meaning = f": {entry.meaning}" if entry.meaning else ""
+        lines += _wrapped(f"- `{entry.name}` ({'; '.join([*entry.value, *left_out])}){meaning}")
+    return "\n".join(lines)
+
+
+def _entries(config: type[Config], links: Mapping[str, _Link], page: str, counts: bool) -> list[_Entry]:
     schema = config.model_json_schema()
+    entries = []
     for name, field in config.model_fields.items():
         if name == "type":
             continue
-        shown = _value(schema["properties"][name], schema.get("$defs", {}))
+        shown = _value(schema["properties"][name], schema.get("$defs", {}), links, page)
         # A stage key includes the stage's own section of the recipe, and one seed: the stage's or the recipe's.
         is_setting = config is not Recipe or any(_configs(field.annotation))
-        in_key = "yes" if name == "seed" or (counts and is_setting and not is_operational(config, name)) else "no"
-        meaning = (field.description or "").replace("|", "\\|")
-        lines.append(f"| `{name}` | {shown} | {_default(field)} | {in_key} | {meaning} |")
+        in_key = name == "seed" or (counts and is_setting and not is_operational(config, name))
+        entries.append(_Entry(name, (shown, _default(field)), in_key, field.description or ""))
     for name, block in _blocks(config).items():
         if name in config.model_fields:
             continue  # `merge`: a stage, but never under that name
         assert block is not None
-        link = f"[{block.__name__}](#{block.__name__.lower()})"
-        lines.append(f"| `{name}` | {link} | none | {'yes' if counts else 'no'} | {_first_paragraph(block)} |")
-    return "\n".join(lines).rstrip()
+        entries.append(_Entry(name, (links[block.__name__].written(page),), counts, _first_paragraph(block)))
+    return entries
+
+
+def _wrapped(text: str) -> list[str]:
+    indent = "  " if text.startswith("- ") else ""
+    return wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _refused(library: Library) -> str:
-    """Return the table of settings that a recipe cannot pass on to the library, one row for each reason."""
+    """Return the settings that a recipe cannot pass on to the library, one entry for each reason."""
     names: dict[str, list[str]] = {}
     for name, reason in library.refused.items():
         names.setdefault(reason, []).append(f"`{name}`")
-    rows = [f"| {', '.join(sorted(refused))} | {reason} |" for reason, refused in names.items()]
-    return "\n".join([f"### Refused settings of {library.name}", "", "| setting | reason |", "|---|---|", *rows])
+    entries = [_wrapped(f"- {', '.join(sorted(refused))}: {reason}") for reason, refused in names.items()]
+    return "\n".join([f"## Refused settings of {library.name}", "", *chain.from_iterable(entries)])
 
 
 def _first_paragraph(config: type[Config]) -> str:
@@ -133,29 +215,29 @@ def _first_paragraph(config: type[Config]) -> str:
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "**needed**"
+        return "**required**"
     value = field.get_default(call_default_factory=True, validated_data={})
     if value is None:
-        return "none"
+        return "default none"
     if isinstance(value, Config):
-        return "its own defaults"
+        return "default: its own defaults"
     if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
+        return f"default `{str(value).lower()}`"
     if value in ({}, (), ""):
-        return "empty"
+        return "default empty"
     if isinstance(value, tuple):
-        return f"`[{', '.join(map(str, value))}]`"
-    return f"`{value}`"
+        return f"default `[{', '.join(map(str, value))}]`"
+    return f"default `{value}`"
 
 
-def _value(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
+def _value(schema: dict[str, Any], definitions: dict[str, Any], links: Mapping[str, _Link], page: str) -> str:
     """Return the valid values of a field, from its JSON schema."""
     if "$ref" in schema or "properties" in schema:
         name = schema["$ref"].rpartition("/")[2] if "$ref" in schema else schema["title"]
-        return f"[{name}](#{name.lower()})"
+        return links[name].written(page)
     options = schema.get("anyOf", []) + schema.get("oneOf", [])
     if options:
-        shown = dict.fromkeys(_value(option, definitions) for option in options)
+        shown = dict.fromkeys(_value(option, definitions, links, page) for option in options)
         return " or ".join(sorted(shown, key=lambda text: text == "none"))
     if "enum" in schema:
         return ", ".join(f"`{_written(value)}`" for value in schema["enum"])
@@ -165,10 +247,10 @@ def _value(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
         case "array":
             inner = schema.get("items") or schema["prefixItems"][0]
             count = f"{len(schema['prefixItems'])} of: " if "prefixItems" in schema else "list of "
-            return count + _value(inner, definitions)
+            return count + _value(inner, definitions, links, page)
         case "object":
             inner = schema.get("additionalProperties")
-            return f"name → {_value(inner, definitions)}" if isinstance(inner, dict) else "mapping"
+            return f"name → {_value(inner, definitions, links, page)}" if isinstance(inner, dict) else "mapping"
         case kind:
             return _scalar(str(kind), schema)
 
@@ -188,13 +270,6 @@ def _scalar(kind: str, schema: dict[str, Any]) -> str:
     return f"{shown} {limits}".rstrip()
 
 
-def main(arguments: list[str]) -> None:
-    if not arguments:
-        print(reference())
-        return
-    file = Path(arguments[0])
-    file.write_text(rewrite(file.read_text(encoding="utf-8")), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for name, text in pages().items():
+        (Path(sys.argv[1]) / name).write_text(text, encoding="utf-8")

@@ -51,11 +51,22 @@ def test_keys_of_what_uses_the_plugin_have_its_version(plugin_site: Path, tmp_pa
 
 @pytest.mark.endurance("architectures")
 def test_the_page_of_settings_has_those_of_the_plugin(plugin_site: Path) -> None:
-    done = python(plugin_site, "-c", "from rlhf_core.recipe.settings_page import reference; print(reference())")
+    done = python(
+        plugin_site, "-c", "from rlhf_core.recipe.settings_page import pages; import json; print(json.dumps(pages()))"
+    )
     assert done.returncode == 0, done.stderr
-    for part in ("BrevityConfig", "GuessConfig", "AdderConfig", "ApartConfig", "CriticGRPOConfig", "CSVConfig"):
-        assert f"### {part}\n" in done.stdout
-    assert "| `measure` | [MeasureConfig](#measureconfig) |" in done.stdout
+    pages = json.loads(done.stdout)
+    assert pages["measure.md"].startswith("# measure\n")
+    assert "- `measure` ([measure](measure.md#measure))" in pages["README.md"]
+    for page, heading in (
+        ("shared.md", "brevity"),
+        ("shared.md", "guess"),
+        ("shared.md", "adder"),
+        ("preference.md", "preference.losses: apart"),
+        ("rl.md", "rl.critic_grpo"),
+        ("README.md", "tracking.others: csv"),
+    ):
+        assert f"{heading}\n" in pages[page], heading
 
 
 @pytest.mark.endurance("architectures")
