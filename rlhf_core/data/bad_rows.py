@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.data.formats import Row, RowError, canonical_row
 from rlhf_core.data.images import ImageReader
-from rlhf_core.data.sources.files import BadRow, raise_bad_row
+from rlhf_core.data.sources.files import BadRow
 
 _EXAMPLES = 3
 _REASONS = 20
@@ -17,10 +17,11 @@ _REASONS = 20
 
 @dataclass
 class BadRows:
-    """Counts dropped rows by reason, and keeps the messages of the first three. A BadRow of `on_bad_row: drop`."""
+    """Counts bad rows by reason, and keeps the messages and places of the first three. A BadRow."""
 
     reasons: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
+    _first: dict[str, list[str]] = field(default_factory=dict)  # of each reason a message, then places of further rows
 
     @property
     def count(self) -> int:
@@ -31,9 +32,29 @@ class BadRows:
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
         if len(self.examples) < _EXAMPLES:
             self.examples.append(str(error.at(where)))
+        first = self._first.setdefault(reason, [])
+        if len(first) < _EXAMPLES:
+            first.append(where if first else str(error.at(where)))
 
     def info(self) -> dict[str, Any]:
         return {"rows": self.count, "reasons": self.reasons, "examples": self.examples}
+
+    def problem(self, read: int) -> str:
+        """Return the error of all of them: the first message of each of three reasons, places and counts.
+
+        read: good and bad rows that were read.
+        """
+        if self.count == 1:
+            return self.examples[0]
+        shown = list(self._first.items())[:_EXAMPLES]
+        parts = []
+        for reason, (message, *further) in shown:
+            alike = f" ({self.reasons[reason]} such rows, also {', '.join(further)})" if further else ""
+            parts.append(f"{message}{alike}")
+        if others := self.count - sum(self.reasons[reason] for reason, _ in shown):
+            parts.append(f"{others} for other reasons")
+        remedy = "; correct them, or drop them (the dataset's on_bad_row)" if self.count < read else ""
+        return f"{self.count} bad rows of {read} read: {'; '.join(parts)}{remedy}"
 
     def sentence(self) -> str:
         """Return `3 bad rows are dropped: 2 no column `prompt`, 1 not JSON; first: d.jsonl line 2: no column …`."""
@@ -41,11 +62,6 @@ class BadRows:
         return (
             f"{self.count} bad row{'s are' if self.count > 1 else ' is'} dropped: {reasons}; first: {self.examples[0]}"
         )
-
-
-def bad_row_policy(config: DatasetConfig, counted: BadRows) -> BadRow:
-    """Return the handler of the dataset's bad rows: it raises their RowError, or counts it in `counted`."""
-    return counted if config.on_bad_row == "drop" else raise_bad_row
 
 
 def canonical(

@@ -18,7 +18,7 @@ from rlhf_core.config.data.dataset import (
     Source,
 )
 from rlhf_core.config.texts import hub_hint
-from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
+from rlhf_core.data.bad_rows import BadRows, canonical
 from rlhf_core.data.formats import Row, RowError, Rows, format_of
 from rlhf_core.data.images import ImageReader
 from rlhf_core.data.kept import mix_problem
@@ -58,10 +58,16 @@ def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Samp
         sample = samples[name] = Sample(config.format)
         of_sources: list[list[Located]] = []
         for source in sources_of(config):
+            bad = sample.bad if config.on_bad_row == "drop" else BadRows()
             try:
-                of_sources.append(_check_source(source, config, root, sample))
+                rows = _check_source(source, config, root, bad, sample.columns)
             except (RowError, RecipeError) as error:
                 sample.problems.append(f"data.{name}: {error}")
+                rows = []
+            if config.on_bad_row == "error" and bad.count:
+                sample.problems.append(f"data.{name}: {bad.problem(len(rows) + bad.count)}")
+            else:
+                of_sources.append(rows)
         sample.rows = [located for rows in of_sources for located in rows]
         if sample.bad.count and not sample.rows and not sample.problems:
             sample.problems.append(f"data.{name}: no row can be read: {sample.bad.sentence()}")
@@ -162,12 +168,13 @@ def _check_shape(name: str, config: DatasetConfig) -> Iterator[str]:
         yield f"data.{name}: names both `source` and `mix`; move `source` into `mix`, or take one away"
 
 
-def _check_source(source: Source, config: DatasetConfig, root: Path, sample: Sample) -> list[Located]:
-    """Return the rows that can be read quickly. Raises RowError or RecipeError for the first problem."""
-    bad_row = bad_row_policy(config, sample.bad)
+def _check_source(
+    source: Source, config: DatasetConfig, root: Path, bad_row: BadRow, columns: set[frozenset[str]]
+) -> list[Located]:
+    """Return the rows that can be read quickly. Raises RowError or RecipeError for a source that cannot be read."""
     match source:
         case FilesSource():
-            return list(_check_files(source, config, root, bad_row, sample.columns))
+            return list(_check_files(source, config, root, bad_row, columns))
         case ReasoningGymSource():
             for task, options in source.tasks.items():
                 check_task(task, options)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data.dataset import DatasetConfig, Source
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.bad_rows import BadRows, bad_row_policy
+from rlhf_core.data.bad_rows import BadRows
 from rlhf_core.data.checking import Bad, CheckedBatch, Checker, Located
 from rlhf_core.data.formats import RowError, format_of, normalised
 from rlhf_core.data.images import ImageReader
@@ -24,7 +24,6 @@ from rlhf_core.data.kept import KeptRow, KeptRows, iterate, ordered
 from rlhf_core.data.near_duplicates import SketchFile, similar_earlier
 from rlhf_core.data.overlap import PromptIndex
 from rlhf_core.data.reading import read_dataset, write_info, write_rows
-from rlhf_core.data.sources.files import raise_bad_row
 from rlhf_core.data.sources.reading import iterate_source, require_as_planned, streams
 from rlhf_core.errors import StageError, shortened
 from rlhf_core.processes.in_order import in_order
@@ -92,7 +91,6 @@ class _Selection:
         counts: _Counts,
     ) -> None:
         self._config, self._context, self._counts = config, context, counts
-        self._bad_row = bad_row_policy(config, counts.bad)
         excluded = PromptIndex({name: read_dataset(dataset.folder, images=True) for name, dataset in inputs.items()})
         self._checker = Checker(config, excluded, images)
         self._seen: set[int] = set()
@@ -127,7 +125,7 @@ class _Selection:
             if self.kept.counts[source] == most:
                 break
             if isinstance(row, Bad):
-                self._bad_row(row.where, row.error)
+                counts.bad(row.where, row.error)
                 continue
             counts.read[source] += 1
             if row is None:
@@ -141,6 +139,8 @@ class _Selection:
                 self._seen.add(row.key)
             self.kept.append(row, source)
             kept.append(checked - 1)
+        if counts.bad.count and self._config.on_bad_row == "error":
+            raise StageError(f"{self._context.name}: {counts.bad.problem(sum(counts.read) + counts.bad.count)}")
         if batch.sketches is not None and batch.near_prompt is not None:
             self._sketches.append(batch.sketches[kept])
             self._near_prompt.append(batch.near_prompt[kept])
@@ -173,10 +173,11 @@ def _batches(source: Source, config: DatasetConfig, context: StageContext) -> It
 
     def unreadable(where: str, error: RowError) -> None:
         batch.append((where, error))
+        if config.on_bad_row == "error" and len(batch) >= _CHECKED_AT_ONCE:
+            raise error  # the error of the batch comes first
 
-    bad_row = raise_bad_row if config.on_bad_row == "error" else unreadable
     try:
-        for where, raw in iterate_source(source, config.format, context, bad_row):
+        for where, raw in iterate_source(source, config.format, context, unreadable):
             batch.append((where, raw))
             if len(batch) >= _CHECKED_AT_ONCE:
                 yield batch[:]

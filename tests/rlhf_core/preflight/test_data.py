@@ -215,6 +215,19 @@ def test_one_thing_wrong_with_the_data_is_one_sentence(problems: Problems, chang
     assert any(expected in problem for problem in said), said
 
 
+def test_several_bad_rows_are_one_sentence_with_the_first_and_the_count(problems: Problems) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        good, lacking = '{"prompt": "a", "completion": "b"}\n', '{"prompt": "a"}\n'
+        (root / "talks.jsonl").write_text(good + lacking + "oops\n" + lacking * 3)
+
+    assert problems(change) == [
+        "data.talks: 5 bad rows of 6 read: talks.jsonl line 2: no column `completion`, did you mean `prompt`?; it has "
+        "prompt (see `columns` in the recipe) (4 such rows, also talks.jsonl line 4, talks.jsonl line 5); "
+        "talks.jsonl line 3: not JSON (Expecting value, column 1: 'oops'); "
+        "correct them, or drop them (the dataset's on_bad_row)"
+    ]
+
+
 def test_bad_rows_that_will_be_dropped_are_a_note_and_no_problem(problems: Problems, tmp_path: Path) -> None:
     def change(recipe: dict[str, Any], root: Path) -> None:
         recipe["data"]["talks"]["on_bad_row"] = "drop"

@@ -138,8 +138,25 @@ def test_bad_rows_are_dropped_on_request_and_counted_by_reason(tmp_path: Path) -
             "d.jsonl line 4: a row must be a JSON object, this is list",
         ],
     }  # fmt: skip
-    with pytest.raises(StageError, match=r"^data\.train: d\.jsonl line 2: not JSON"):
+    with pytest.raises(StageError) as raised:
         produce(tmp_path, settings, name="error")
+    assert str(raised.value) == (
+        "data.train: 8 bad rows of 10 read: "
+        "d.jsonl line 2: not JSON (Expecting property name enclosed in double quotes, column 2): is it cut off?; "
+        "d.jsonl line 3: no column `prompt`, did you mean `promt`?; it has promt (see `columns` in the recipe) "
+        "(2 such rows, also d.jsonl line 7); "
+        "d.jsonl line 4: a row must be a JSON object, this is list; 4 for other reasons; "
+        "correct them, or drop them (the dataset's on_bad_row)"
+    )
+
+
+def test_one_bad_row_is_its_message_and_many_unreadable_ones_end_the_reading(tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text('{"prompt": "a"}\n{\n')
+    with pytest.raises(StageError, match=r"^data\.train: one\.jsonl line 2: not JSON \([^;]*$"):
+        produce(tmp_path, {"source": files("one.jsonl")}, name="one")
+    (tmp_path / "many.jsonl").write_text("{\n" * 1000)
+    with pytest.raises(StageError, match=r"^data\.train: 256 bad rows of 256 read: .*\(256 such rows, also many"):
+        produce(tmp_path, {"source": files("many.jsonl")}, name="many")
 
 
 def test_only_bad_rows_are_an_error_under_any_policy(tmp_path: Path) -> None:
