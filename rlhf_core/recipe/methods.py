@@ -1,4 +1,4 @@
-"""Names of training methods in papers and other frameworks, and their spelling in a recipe."""
+"""Names of training methods and settings in papers and other frameworks, and their spelling in a recipe."""
 
 from __future__ import annotations
 
@@ -20,6 +20,28 @@ _STAGES = {
     "raft": "best_of_n",
     "rejection_sampling": "best_of_n",
 }
+_LENGTHS = (
+    "`rollout.max_length`, of prompt and completion together; the dataset's `on_long_row: drop` drops longer ones"
+)
+# Settings of sampling and RL in TRL, OpenRLHF, verl and vLLM.
+_SETTINGS = {
+    "beta": "`kl: {coefficient: …}` of the algorithm's block",
+    "gpu_memory_utilization": "`rollout.memory_share`",
+    "learning_rate": "`optimizer: {learning_rate: …}` of the algorithm's block",
+    "max_completion_length": "`sampling.max_tokens`",
+    "max_model_len": "`rollout.max_length`",
+    "max_new_tokens": "`sampling.max_tokens`",
+    "max_prompt_length": _LENGTHS,
+    "num_generations": "`group_size` of the algorithm's block",
+    "n_samples_per_prompt": "`group_size` of the algorithm's block",
+    "vllm_gpu_memory_utilization": "`rollout.memory_share`",
+    "vllm_max_model_length": "`rollout.max_length`",
+}
+
+
+def setting_hint(name: str) -> str:
+    """Return the place of a setting of a stage that samples, by its name elsewhere; empty for another name."""
+    return f"here it is {_SETTINGS[name]}" if name in _SETTINGS else ""
 
 
 def method_hint(name: str) -> str:

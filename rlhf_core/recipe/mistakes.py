@@ -10,7 +10,7 @@ from rlhf_core.config.base import Config
 from rlhf_core.config.texts import is_hub_name
 from rlhf_core.errors import did_you_mean, shortened
 from rlhf_core.recipe.language import Part, configs_of, keys_of, walk
-from rlhf_core.recipe.methods import method_hint
+from rlhf_core.recipe.methods import method_hint, setting_hint
 
 _TRUE_WORDS = {"yes", "on", "y", "t", "True", "TRUE", "1"}
 _FALSE_WORDS = {"no", "off", "n", "f", "False", "FALSE", "0"}
@@ -34,8 +34,9 @@ def sentence(data: Mapping[str, Any], problem: Mapping[str, Any]) -> tuple[list[
         case "missing" if parts and isinstance(parts[-1].key, int):
             return location[:-1], f"`{dotted(parts[:-1])}` has too few entries: entry {parts[-1].key + 1} is missing"
         case "missing":
-            meaning = _meaning(parts)
-            return location, f"`{place}` is missing: add it" + (f" ({meaning})" if meaning else "")
+            meaning, example = _meaning(parts), _example(parts)
+            add = f"add `{example}`" if example else "add it"
+            return location, f"`{place}` is missing: {add}" + (f" ({meaning})" if meaning else "")
         case "union_tag_not_found":
             kinds = _kinds(parts)
             return location, f"`{place}.type` is missing: one of {', '.join(kinds)}"
@@ -86,9 +87,16 @@ def _unknown_key(parts: list[Part]) -> str:
     inside = _inside(wrong)
     if inside:
         return f"unknown key `{dotted(parts)}`, did you mean `{inside}`?"
+    keyed = [part for part in parents if not part.tag]
+    longer = any(key.startswith(str(wrong.key)) for key in keys)  # `tensor_parallel` for `tensor_parallel_size`
+    if keyed and not longer and (beside := _inside(Part(wrong.key, False, keyed[-1].siblings, ()))):
+        return f"unknown key `{dotted(parts)}`, did you mean `{dotted([*keyed[:-1], Part(beside, False, (), ())])}`?"
+    samples = any("rollout" in config.model_fields for part in parts for config in configs_of(part.siblings))
+    if samples and (elsewhere := setting_hint(str(wrong.key))):
+        return f"unknown key `{dotted(parts)}`: {elsewhere}"
     if str(wrong.key).lower() not in keys and (method := method_hint(str(wrong.key))):
         return f"unknown key `{dotted(parts)}`: {method}"
-    if not [part for part in parents if not part.tag]:
+    if not keyed:
         return f"unknown key `{dotted(parts)}`{near}; a stage with a name of its own says which stage it is by `stage:`"
     listed = "" if near or not keys else f"; `{dotted(parents)}` has {', '.join(key for key in keys if key != 'type')}"
     return f"unknown key `{dotted(parts)}`{near}{listed}"
@@ -115,6 +123,17 @@ def _meaning(parts: Sequence[Part]) -> str:
         if key in config.model_fields:
             return config.model_fields[key].description or ""
     return ""
+
+
+def _example(parts: Sequence[Part]) -> str:
+    """Return a mapping at the end of `parts` with its required keys, `rollout: {max_length: …}`; empty if it is none,
+    or of several classes.
+    """
+    configs = list(configs_of(parts[-1].below if parts else []))
+    required = [name for name, field in configs[0].model_fields.items() if field.is_required()] if configs else []
+    if len(configs) != 1 or not required:
+        return ""
+    return f"{parts[-1].key}: {{{', '.join(f'{name}: …' for name in required)}}}"
 
 
 def _may_be_left_out(parts: Sequence[Part]) -> bool:

@@ -60,6 +60,11 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("rl.sampling.xyzzy=1", "unknown key `rl.sampling.xyzzy`"),
         ("RL.steps=1", "unknown key `RL`, did you mean `rl`?"),
         ("''=1", "unknown key `''`"),
+        ("rl.rollout.temperature=0.7", "unknown key `rl.rollout.temperature`, did you mean `rl.sampling.temperature`?"),
+        ("rl.rollout.max_model_len=512", "unknown key `rl.rollout.max_model_len`: here it is `rollout.max_length`"),
+        ("rl.max_prompt_length=512", "here it is `rollout.max_length`, of prompt and completion together; the dataset"),
+        ("rl.grpo.num_generations=4", "unknown key `rl.grpo.num_generations`: here it is `group_size` of the"),
+        ("sft.max_new_tokens=4", "unknown key `sft.max_new_tokens`, did you mean `max_length`?"),
         ("rl.grpo.learning_rate=1e-4", "unknown key `rl.grpo.learning_rate`, did you mean `optimizer.learning_rate`?"),
         # Keys that are the name of a type too.
         ("rl.grpo.rewards.own.function=3", "`rl.grpo.rewards.own.function` is 3: it must be text"),
@@ -164,8 +169,13 @@ def test_null_takes_a_stage_or_a_block_away(recipe: str) -> None:
 
 def test_a_missing_key_is_named(recipe: str) -> None:
     override = "sft={dataset: questions, batch_size: 2, max_length: 8}"
-    said = "`sft.optimizer` is missing: add it (optimizer of the weights)"
+    said = "`sft.optimizer` is missing: add `optimizer: {learning_rate: …}` (optimizer of the weights)"
     assert problem(recipe, override) == f"override `{override}`: {said}"
+
+
+def test_a_missing_mapping_is_shown_with_the_keys_that_it_needs(recipe: str) -> None:
+    override = "rl={algorithm: grpo, dataset: questions, steps: 1, prompts_per_step: 1, sampling: {max_tokens: 8}}"
+    assert "`rl.rollout` is missing: add `rollout: {max_length: …}` (engine settings)" in problem(recipe, override)
 
 
 def test_all_mistakes_are_told_at_once(recipe: str) -> None:
