@@ -188,7 +188,7 @@ def page(entries: Sequence[Entry]) -> str:
     """Return the text of docs/reference/models.md."""
     built = [entry for entry in entries if entry.verdict != _NOT_BUILT]
     verdicts = Counter(entry.verdict for entry in built)
-    rows = [f"| {e.model_type} | {e.name} | {e.verdict} | {e.reason.replace('|', ' ')} |" for e in built]
+    rows = [f"| {e.model_type} | {e.name} | {e.verdict} | {_without_name(e)} |" for e in built]
     return _PAGE.format(
         transformers=version("transformers"),
         torch=version("torch").partition("+")[0],
@@ -197,6 +197,11 @@ def page(entries: Sequence[Entry]) -> str:
         rows="\n".join(rows),
         missing=", ".join(entry.model_type for entry in entries if entry.verdict == _NOT_BUILT),
     )
+
+
+def _without_name(entry: Entry) -> str:
+    """Return the reason without the class at its beginning, which has a column of its own."""
+    return entry.reason.removeprefix(f"{entry.name} ").replace("|", " ")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -261,24 +261,29 @@ def _joined(
     return joined
 
 
-def source(measurements: Sequence[Measurement], *, with_machine: bool) -> str:
-    """Return the cell that says where the figures are from, a link to the lab if it has them."""
+def source(measurements: Sequence[Measurement], links: dict[str, int], *, with_machine: bool) -> str:
+    """Return the cell that says where the figures are from, a link to the lab if it has them.
+
+    links: the number of each place in the lab, to which new ones are added; a row of the table is shorter without them.
+    """
     first = measurements[0]
     commit = first.commit or f"commit {UNKNOWN}"
     text = f"{first.machine or f'machine {UNKNOWN}'}, {commit}" if with_machine else commit
-    return f"[{text}](../lab/{first.lab})" if first.lab else text
+    return f"[{text}][{links.setdefault(first.lab, len(links) + 1)}]" if first.lab else text
 
 
 def table(rows: Sequence[Row], head: Sequence[str], *, with_machine: bool) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    before = ""
+    before, links = "", dict[str, int]()
     for each in rows:
         measurements = [read(name) for name in each.measurements]
         texts = [each.what, each.measure, each.text] if each.measure else [each.what, each.text]
         cells = [text.format_map(figures(measurements)) for text in texts]
-        place = source(measurements, with_machine=with_machine)
+        place = source(measurements, links, with_machine=with_machine)
         lines.append(f"| {' | '.join(cells)} | {'the same' if place == before else place} |")
         before = place
+    if links:
+        lines += ["", *(f"[{number}]: ../lab/{place}" for place, number in links.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -246,7 +246,7 @@ def test_links_lead_somewhere() -> None:
     broken = []
     for page in PAGES + OTHERS:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-        for target in re.findall(r"\]\(([^)#\s]*(?:#[^)\s]*)?)\)", text):
+        for target in re.findall(r"(?:\]\(|^\[\d+\]: )([^)#\s]*(?:#[^)\s]*)?)(?:\)|$)", text, re.MULTILINE):
             name, _, anchor = target.partition("#")
             if name.startswith(("http", "mailto")):
                 continue
@@ -256,9 +256,10 @@ def test_links_lead_somewhere() -> None:
     assert not broken
 
 
-def test_no_line_of_what_users_read_first_is_longer_than_200_characters() -> None:
-    pages = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs/tutorials", ROOT / "docs/guides")]
-    assert len(pages) > 20
+def test_no_line_is_longer_than_200_characters() -> None:
+    """But in the lab, whose pages are records."""
+    pages = [page for page in PAGES if page.parent != ROOT / "docs/lab"]
+    assert len(pages) > 150
     lines = [(page, n, line) for page in pages for n, line in enumerate(page.read_text("utf-8").splitlines(), 1)]
     assert [f"{page.relative_to(ROOT)}:{n}" for page, n, line in lines if len(line) > 200] == []
 
@@ -315,7 +316,7 @@ def test_every_message_that_troubleshooting_quotes_is_one_of_the_code() -> None:
     quoted = [two or one for two, one in re.findall(r"``(.+?)``(?!`)|(?<!`)`([^`]+)`(?!`)", cells)]
     parts = [part.strip() for text in quoted for part in re.split(DIFFERS, text)]
     sentences = [part for part in parts if len(part.split()) > 1]
-    assert len(sentences) > 60
+    assert len(sentences) > 50
     assert [part for part in sentences if part not in code] == []
 
 

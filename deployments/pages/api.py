@@ -9,6 +9,7 @@ import ast
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import fill
 
 ROOT = Path(__file__).resolve().parents[2]
 # Section -> what is public: a module, of which all that has a docstring is, or names of a module.
@@ -88,7 +89,7 @@ def _module(public: str) -> str:
     if missing := [each for each in wanted if each not in found]:
         raise LookupError(f"{name} has no {', '.join(missing)}: correct PUBLIC in deployments/pages/api.py")
     stubs = [f"```python\n{chr(10).join(_stub(found[each], lines))}\n```\n" for each in wanted]
-    about = "" if names else (ast.get_docstring(tree) or "").split("\n\n")[0].replace("\n", " ") + "\n\n"
+    about = "" if names else fill((ast.get_docstring(tree) or "").split("\n\n")[0], 120) + "\n\n"
     return f"### `{name}`\n\n{about}" + "\n".join(stubs)
 
 

@@ -5,10 +5,10 @@ Usage: `python -m deployments.pages.commands docs/reference/commands.md`.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal, get_args, get_origin
 
 import typer
@@ -53,12 +53,15 @@ def _section(names: Sequence[str], command: Any) -> str:
     usage = " ".join(
         ["alignment", *names, *map(_shown, arguments), *(["[OPTION …]"] if parameters != arguments else [])]
     )
-    rows = [
-        f"| {_named(parameter)} | {_cell(parameter.help or '')} | {_default(parameter)} |" for parameter in parameters
+    entries = [
+        _wrapped(f"- {_named(parameter)}{_default(parameter)}: {_one_line(parameter.help or '')}", "  ")
+        for parameter in parameters
     ]
-    table = ["", "| | meaning | default |", "|---|---|---|", *rows] if rows else []
-    text = re.sub(r"(?<!\n)\n(?!\n)", " ", (command.help or "").strip())
-    return "\n".join([f"### {' '.join(names)}", "", _text(text), "", "```", usage, "```", *table])
+    paragraphs = [_wrapped(_one_line(text)) for text in (command.help or "").strip().split("\n\n")]
+    about = "\n\n".join(paragraphs)
+    return "\n".join(
+        [f"### {' '.join(names)}", "", about, "", "```", usage, "```", *([""] if entries else []), *entries]
+    )
 
 
 def _is_option(parameter: Any) -> bool:
@@ -74,9 +77,9 @@ def _shown(argument: Any) -> str:
 
 def _named(parameter: Any) -> str:
     if not _is_option(parameter):
-        return f"`{_cell(_shown(parameter))}`"
+        return f"`{_one_line(_shown(parameter))}`"
     flags = [*parameter.opts, *parameter.secondary_opts]
-    value = "" if parameter.is_flag else f" {_cell(_value(parameter))}"
+    value = "" if parameter.is_flag else f" {_one_line(_value(parameter))}"
     repeated = ", any number of times" if parameter.multiple else ""
     return ", ".join(f"`{flag}{value}`" for flag in flags) + repeated
 
@@ -95,18 +98,18 @@ def _value(option: Any) -> str:
 def _default(parameter: Any) -> str:
     value = parameter.default
     if parameter.required:
-        return "**needed**"
+        return " (**required**)"
     if value in (None, False, "", (), []) or callable(value):
         return ""
-    return f"`{_cell('on' if value is True else str(getattr(value, 'value', value)))}`"
+    return f" (default `{_one_line('on' if value is True else str(getattr(value, 'value', value)))}`)"
 
 
-def _cell(text: str) -> str:
-    return _text(" ".join(text.split())).replace("|", "\\|")
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("<", "&lt;")
 
 
-def _text(text: str) -> str:
-    return text.replace("<", "&lt;")
+def _wrapped(text: str, indent: str = "") -> str:
+    return fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def main(arguments: list[str]) -> None:

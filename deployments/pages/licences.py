@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,8 +76,6 @@ from their metadata, or their licence file; it fails for a licence that is unkno
   its two libraries; `requirements/gpu.lock` has none of them. Read it before you redistribute an image.
 - Where a package offers several licences (`OR`), one of them is compatible.
 
-| licence | packages |
-|---|---|
 """
 _GPU = """
 ## Packages of GPUs only
@@ -129,12 +128,16 @@ def page() -> str:
     packages: dict[str, list[str]] = defaultdict(list)
     for name in locked(CPU):
         packages[licence(name)].append(name)
-    rows = [
-        f"| {expression} | {', '.join(sorted(names, key=str.lower))} |"
+    entries = [
+        _wrapped(f"- {expression}: {', '.join(sorted(names, key=str.lower))}", "  ")
         for expression, names in sorted(packages.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
     beside = [name for name in locked(GPU) if name not in {*locked(CPU)}]
-    return _HEAD + "\n".join(rows) + "\n" + _GPU + ", ".join(beside) + ".\n"
+    return _HEAD + "\n".join(entries) + "\n" + _GPU + _wrapped(", ".join(beside) + ".") + "\n"
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def main(arguments: list[str]) -> int:

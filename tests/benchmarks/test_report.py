@@ -80,9 +80,19 @@ def test_figures_of_two_measurements_are_side_by_side() -> None:
 
 
 def test_what_was_not_recorded_is_said() -> None:
-    assert source([measurement()], with_machine=True) == "2 cores, abc"
+    assert source([measurement()], {}, with_machine=True) == "2 cores, abc"
     unknown = [measurement(machine=None, commit=None, lab="2026-11-28.md#x")]
-    assert source(unknown, with_machine=True) == "[machine not recorded, commit not recorded](../lab/2026-11-28.md#x)"
+    assert source(unknown, {"a": 1}, with_machine=True) == "[machine not recorded, commit not recorded][2]"
+
+
+def test_a_table_ends_with_its_links_to_the_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "FOLDER", tmp_path)
+    record.write(tmp_path / "one.json", measurement(figures={"speed": 2.0}, lab="2026-11-28.md#x"))
+    record.write(tmp_path / "two.json", measurement(figures={"speed": 3.0}, lab="2026-11-28.md#x"))
+    rows = [Row("a", ("one",), "{speed:.1f}"), Row("b", ("one", "two"), "{speed:.1f}")]
+    assert table(rows, ("what", "figure", "from"), with_machine=False).splitlines()[2:] == [
+        "| a | 2.0 | [abc][1] |", "| b | 2.0, 3.0 | the same |", "", "[1]: ../lab/2026-11-28.md#x",
+    ]  # fmt: skip
 
 
 def test_a_row_of_the_same_measurement_is_not_said_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

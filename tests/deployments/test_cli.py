@@ -275,12 +275,9 @@ def test_every_command_is_in_a_group_and_says_in_one_sentence_what_it_does() -> 
 
 def documented_fields(name: str) -> set[str]:
     page = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
-    (row,) = [
-        row
-        for row in re.findall(r"^\| (`.*`) \| (.*) \|$", page, re.MULTILINE)
-        if name in re.findall(r"`([\w-]+)`", row[0])
-    ]
-    return set(re.findall(r"`(\w+)`", row[1]))
+    entries = re.findall(r"^- ((?:`[\w-]+`(?:, )?)+): (.*(?:\n  .*)*)$", page, re.MULTILINE)
+    (fields,) = [fields for names, fields in entries if name in re.findall(r"`([\w-]+)`", names)]
+    return set(re.findall(r"`(\w+)`", fields))
 
 
 @pytest.mark.parametrize("name", [name for name, command in commands() if "json" in {p.name for p in command.params}])
