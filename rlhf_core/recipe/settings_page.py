@@ -61,7 +61,7 @@ def pages() -> dict[str, str]:
     """Return the text of each page by its file name: the recipe itself, `data`, one for each stage in the order of the
     table of stages, and the mappings that several of them have.
     """
-    places = _places()
+    places = config_places()
     page_of = {config: _page(at) for config, at in places.items()}
     links = _links(places, page_of)
     heads = {"README.md": _INDEX, "shared.md": _SHARED}
@@ -78,13 +78,13 @@ def undescribed() -> list[str]:
     """Return the settings without a description."""
     return [
         f"{config.__name__}.{name}"
-        for config in _places()
+        for config in config_places()
         for name, field in config.model_fields.items()
         if name != "type" and not field.description
     ]
 
 
-def _places() -> dict[type[Config], dict[str, bool]]:
+def config_places() -> dict[type[Config], dict[str, bool]]:
     """Return the places of each config class in a recipe, and whether it is part of a stage key there."""
     places: dict[type[Config], dict[str, bool]] = {Recipe: {"": True}}
     pending: list[tuple[type[Config], str, bool]] = [(Recipe, "", True)]

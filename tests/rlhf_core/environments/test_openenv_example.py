@@ -21,7 +21,7 @@ from tests.rlhf_core.environments.resource_server import served
 
 pytestmark = pytest.mark.parts
 
-PAGE = Path(__file__).parents[3] / "docs/guides/environments.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/other-frameworks.md"
 NUMBER = 7
 
 
