@@ -67,6 +67,7 @@ class Completion:
     finish_reason: FinishReason
     weight_version: int  # the oldest
     stretches: tuple[Stretch, ...] = ()  # where weights were published while it was sampled; empty: one version
+    top_logprobs: Sequence[Mapping[int, float]] = ()  # of the likeliest tokens at each place, if a request wants them
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", array("i", self.token_ids))

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlhf_core.chat.encoding import Tokenizer
-from rlhf_core.environments.agents.program import Call, CallError
+from rlhf_core.environments.agents.program import NO_OPTIONS, Call, CallError, CallOptions
+from rlhf_core.episodes.engine_queue import RefusedRequestError
 from rlhf_core.episodes.episode import EpisodeRules, stretches_of
 from rlhf_core.episodes.rounds import Ask
 from rlhf_core.episodes.shown_images import ShownImages, request_images
@@ -60,19 +61,35 @@ class Calls:
         stop: Sequence[str] = (),
         messages: Sequence[Mapping[str, Any]] | None = None,
         images: tuple[SequenceImage, ...] = (),
+        options: CallOptions = NO_OPTIONS,
     ) -> Call:
         """See environments.program.Policy."""
-        self._check(prompt, max_tokens)
+        self._check(prompt, max_tokens, options)
         number, self._begun = self._begun, self._begun + 1
         parameters = replace(self._parameters, max_tokens=max_tokens or self.max_tokens)
         seed = self._seed(number) if parameters.temperature else None
-        completion = await self._ask(Request(tuple(prompt), parameters, seed, request_images(images)))
+        request = Request(
+            tuple(prompt), parameters, seed, request_images(images), options.structure, options.top_logprobs,
+            streams=options.heard is not None,
+        )  # fmt: skip
+        try:
+            asked = self._ask(request, options.heard) if request.streams else self._ask(request)
+            completion = await asked
+        except RefusedRequestError as error:
+            raise CallError(f"no reply of this JSON schema can be sampled: {error}", "invalid_schema") from error
         ended = until_stop(completion, (*parameters.stop, *stop), self.tokenizer)
-        call = Call(number, tuple(prompt), ended, messages, images)
+        call = Call(number, tuple(prompt), ended, messages, images, trained=options.structure is None)
         self.completed.append(call)
         return call
 
-    def _check(self, prompt: Sequence[int], max_tokens: int | None) -> None:
+    def _check(self, prompt: Sequence[int], max_tokens: int | None, options: CallOptions) -> None:
+        if options.structure is not None and not self._rules.structures_replies:
+            raise CallError(
+                "a reply of a JSON schema, or with a required tool call, is sampled from another distribution than the "
+                "policy's, and cannot be trained: leave it out, or set `rollout.structured_output`, with which such "
+                "replies are served, and not trained",
+                "unsupported_parameter",
+            )
         if self._begun == self._rules.max_turns:
             raise CallError(
                 f"this episode has made all of the {self._rules.max_turns} calls that `environment.max_turns` allows",
@@ -184,15 +201,20 @@ def _add_segment(sequence: TokenSequence, segment: Any, calls: dict[int, Call], 
 
 
 def trajectory_of(
-    sequences: Sequence[TokenSequence], prompt: Prompt, text: Callable[[Sequence[int]], str], reward: float
+    sequences: Sequence[TokenSequence],
+    prompt: Prompt,
+    text: Callable[[Sequence[int]], str],
+    reward: float,
+    untrained: Sequence[Call] = (),
 ) -> Trajectory:
     """Return one trajectory: the sequence with the last call, with the others as its branches.
 
-    text: decodes a reply's tokens.
+    text: decodes a reply's tokens. untrained: calls that are in no sequence; the last reply may be one of them.
     """
     calls = [call for sequence in sequences for call in sequence.calls]
-    last = max(calls, key=lambda call: call.number)
-    main = next(sequence for sequence in sequences if last in sequence.calls)
+    last_trained = max(calls, key=lambda call: call.number)
+    last = max((*calls, *untrained), key=lambda call: call.number)
+    main = next(sequence for sequence in sequences if last_trained in sequence.calls)
     others = [sequence for sequence in sequences if sequence is not main]
     first_prompt = main.token_ids[: main.sampled.index(1)]
     token_ids, sampled, logprobs = main.tensors()
@@ -210,5 +232,6 @@ def trajectory_of(
         messages=None if last.messages is None else tuple(last.messages),
         turns=len(calls),
         environment_reward=reward,
+        environment_metrics={"untrained_replies": float(len(untrained))} if untrained else {},
         branches=tuple(Branch(*each.tensors(), tuple(each.images)) for each in others),
     )

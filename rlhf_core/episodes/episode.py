@@ -42,6 +42,7 @@ class EpisodeRules:
     episode_seconds: float | None = None  # that the environment may take in all turns; none: as long as each may take
     images: ShownImages | None = None  # how those of the environment are read; none: it speaks in text alone
     skip_special_tokens: bool = False  # in the text of replies
+    structures_replies: bool = False  # programs may request replies of a JSON schema
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Decode a reply for environments and rewards."""

@@ -38,10 +38,17 @@ async def play_program(
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not fits(reward):
             shown = written(reward) if isinstance(reward, int | float) else repr(reward)
             raise EpisodeError(f"it returned the reward {shown:.200}, expected a finite number")
-        sequences = joined(calls.completed) if outcome.sequences is None else chosen(calls.completed, outcome.sequences)
+        trained = [call for call in calls.completed if call.trained]
+        if not trained:
+            raise EpisodeError(
+                f"all of its {len(calls.completed)} replies were sampled under a structure, from another distribution "
+                "than the policy's, so that there is nothing to train"
+            )
+        sequences = joined(trained) if outcome.sequences is None else chosen(trained, outcome.sequences)
     except EpisodeError as error:
         num_replies = len(calls.completed)
         raise EpisodeError(
             f"environment {rules.environment}, row {prompt.id}, after {num_replies} replies: {error}"
         ) from error
-    return trajectory_of(sequences, prompt, rules.text, float(reward))
+    untrained = [call for call in calls.completed if not call.trained]
+    return trajectory_of(sequences, prompt, rules.text, float(reward), untrained)

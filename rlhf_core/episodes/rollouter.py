@@ -117,6 +117,7 @@ class Rollouter:
         rules = EpisodeRules(
             self._tokenizer, environments.max_turns, self._config.max_length, parameters.max_tokens, environments.name,
             environments.episode_seconds, self._images, self._config.skip_special_tokens,
+            self._config.structures_replies,
         )  # fmt: skip
         async with environments.slot():
             with closing(environments.new()) as environment:

@@ -16,7 +16,8 @@ from rlhf_core.rollout.engines import Engines
 from rlhf_core.types import Completion
 
 T = TypeVar("T")
-Ask = Callable[[Request], Awaitable[Completion]]  # delivers an episode's replies, one after the other
+Ask = Callable[..., Awaitable[Completion]]  # delivers an episode's replies; called as EngineQueue.ask, in rounds alone
+# without a listener
 Play = Callable[[Ask], Coroutine[Any, Any, T]]  # an episode, from its start to its end
 
 

@@ -26,7 +26,7 @@ def until_stop(completion: Completion, stop: Sequence[str], tokenizer: Tokenizer
     count = bisect_left(range(length), True, key=has_stop)
     return replace(
         completion, token_ids=completion.token_ids[:count], logprobs=completion.logprobs[:count], finish_reason="stop",
-        stretches=_first(completion.stretches, count),
+        stretches=_first(completion.stretches, count), top_logprobs=completion.top_logprobs[:count],
     )  # fmt: skip
 
 

@@ -60,10 +60,32 @@ class Request:
     parameters: SamplingParameters
     seed: int | None  # makes sampling reproducible; None if greedy
     images: Sequence[RequestImage] = ()  # of the prompt, in order
+    structure: str | None = None  # JSON schema that the completion must have: only tokens that allow it are sampled
+    top_logprobs: int = 0  # the likeliest tokens at each place, whose log-probs are returned too
+    streams: bool = False  # `advance` also returns the tokens so far
 
     def __post_init__(self) -> None:
         if (self.seed is None) != (self.parameters.temperature == 0):
             raise ValueError(f"temperature {self.parameters.temperature:g} with the seed {self.seed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What has been sampled so far for a request that streams."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    top_logprobs: Sequence[Mapping[int, float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The answer to a request whose structure the engine cannot sample."""
+
+    reason: str
+
+
+Progress = Completion | Unfinished | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +121,12 @@ class RolloutEngine(Protocol):
         all calls since the last one without it.
         """
 
-    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
+    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> Mapping[int, Progress]:
         """Add requests, by numbers chosen by the caller, sample, and return the completions that are finished.
 
         abandoned: earlier requests to cancel; a no-op for finished ones. Returns as soon as a completion is finished,
-        or shortly without one, so that more requests can be added. Not reproducible to the bit.
+        or shortly without one, so that more requests can be added; with what there is so far of those that stream.
+        Not reproducible to the bit.
         """
         return dict(zip(requests, self.generate(list(requests.values())), strict=True))
 

@@ -139,6 +139,11 @@ class RolloutEngineConfig(TypedConfig):
         return 1
 
     @property
+    def structures_replies(self) -> bool:
+        """Whether programs may request replies of a JSON schema, which are not trained."""
+        return False
+
+    @property
     def num_threads(self) -> int:
         """Threads of each worker of an engine."""
         return self.threads or max(1, math.ceil(self.cpus_per_engine / self.workers_per_engine))
@@ -186,6 +191,11 @@ class VllmEngineConfig(RolloutEngineConfig):
         "that the engine has packed, sampled again each time (only engines on CPU pack weights)",
     )
     compiled: bool = operational(False, description="compile and capture graphs; slower start, faster decoding")
+    structured_output: bool = since_default(
+        False,
+        description="let agents request replies of a JSON schema, or a required tool call; such replies are not "
+        "trained. false: these requests are rejected",
+    )
     vllm: PassedToVllm = since_default({}, description="further arguments of vLLM's engine, by its own names")
 
     @model_validator(mode="after")
@@ -205,6 +215,10 @@ class VllmEngineConfig(RolloutEngineConfig):
                 f"tensor_parallel_size={self.gpus_per_engine:g}, or raise `engines`"
             )
         return self
+
+    @property
+    def structures_replies(self) -> bool:
+        return self.structured_output
 
     @property
     def workers_per_engine(self) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.chat.encoding import Tokenizer
 from rlhf_core.config.environments.environments import ProgramConfig
-from rlhf_core.environments.agents.program import Call, Images, Outcome, Policy, Program
+from rlhf_core.environments.agents.program import NO_OPTIONS, Call, CallOptions, Images, Outcome, Policy, Program
 from rlhf_core.environments.base import EnvironmentHost
 from rlhf_core.errors import EpisodeError
 from rlhf_core.processes.hosting import EpisodeHost, EpisodeProcess
@@ -106,11 +106,12 @@ class _TimedPolicy:
         stop: Sequence[str] = (),
         messages: Sequence[Mapping[str, Any]] | None = None,
         images: tuple[SequenceImage, ...] = (),
+        options: CallOptions = NO_OPTIONS,
     ) -> Call:
         self._stop()
         try:
             return await self._policy.generate(
-                prompt, max_tokens=max_tokens, stop=stop, messages=messages, images=images
+                prompt, max_tokens=max_tokens, stop=stop, messages=messages, images=images, options=options
             )
         finally:
             self._go_on()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,6 +11,7 @@ from rlhf_core.chat.encoding import Tokenizer
 from rlhf_core.errors import EpisodeError
 
 if TYPE_CHECKING:
+    from rlhf_core.rollout.engine import Unfinished
     from rlhf_core.types import Completion, SequenceImage  # whose torch the processes of episodes need not import
 
 
@@ -31,6 +32,19 @@ class Call:
     completion: Completion
     messages: Sequence[Mapping[str, Any]] | None = None  # that it answers, where the prompt is of messages
     images: tuple[SequenceImage, ...] = ()  # of the prompt, in the order of its tokens
+    trained: bool = True  # false: sampled under a structure, from another distribution than the policy's
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """What a call may ask for beside a completion of its prompt."""
+
+    structure: str | None = None  # JSON schema that the reply must have; such a reply is not trained
+    top_logprobs: int = 0  # the likeliest tokens at each place, whose log-probs are returned too
+    heard: Callable[[Unfinished], None] | None = None  # called with the tokens so far, while the reply is sampled
+
+
+NO_OPTIONS = CallOptions()
 
 
 class Images(Protocol):
@@ -83,6 +97,7 @@ class Policy(Protocol):
         stop: Sequence[str] = (),
         messages: Sequence[Mapping[str, Any]] | None = None,
         images: tuple[SequenceImage, ...] = (),
+        options: CallOptions = NO_OPTIONS,
     ) -> Call:
         """Sample a completion of the tokens `prompt`; it is recorded, and trained. Concurrent calls are allowed.
 

@@ -13,11 +13,11 @@ from typing import Any, Literal
 import torch
 
 from rlhf_core.config.engines.rollout import VllmEngineConfig
-from rlhf_core.errors import WeightSyncError
+from rlhf_core.errors import WeightSyncError, reason_of
 from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.safetensors_file import read_shapes
 from rlhf_core.models.weights import require_fit
-from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, ServedTensor
+from rlhf_core.rollout.engine import EngineSettings, Progress, Refused, Request, RolloutEngine, ServedTensor
 from rlhf_core.rollout.shards import joined
 from rlhf_core.rollout.transport.base import Transport, WeightManifest
 from rlhf_core.rollout.vllm.adapters import load_adapter
@@ -27,6 +27,7 @@ from rlhf_core.rollout.vllm.settings import engine_arguments
 from rlhf_core.types import Completion
 
 _ADVANCE_SECONDS = 0.1  # after which `advance` returns to accept more requests; a call costs a few milliseconds
+_NO_GRAMMAR = "vLLM cannot make a grammar of the JSON schema"
 SleepState = Literal["awake", "asleep", "awake without weights", "awake without cache"]
 
 
@@ -54,7 +55,7 @@ class VllmEngine(RolloutEngine):
         self._keeps_weights = True
         self._adapter: Any = None  # the LoRARequest being served
         self._begun: dict[str, tuple[Request, Partial]] = {}  # unfinished requests of `advance`
-        self._complete: dict[int, Completion] = {}  # finished since the last `advance`
+        self._complete: dict[int, Progress] = {}  # finished since the last `advance`
         model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._tied = bool(model.get("tie_word_embeddings", False))
         self._image_token: int | None = model["image_token_id"] if reads_images(model) else None
@@ -86,11 +87,14 @@ class VllmEngine(RolloutEngine):
         outputs = self._run(prompts, parameters, keep_prefixes=keep_prefixes)
         for request, output in zip(requests, outputs, strict=True):
             require_same_prompt(request, output)
-        partials = [Partial().add(output.outputs[0], self._version) for output in outputs]
-        return [partial.completion() for partial in partials]
+        return [
+            Partial(top=request.top_logprobs).add(output.outputs[0], self._version).completion()
+            for request, output in zip(requests, outputs, strict=True)
+        ]
 
-    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
+    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Progress]:
         """Implement RolloutEngine.advance, with prefixes cached until new weights are loaded."""
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
 
         self._require("awake")
@@ -103,12 +107,21 @@ class VllmEngine(RolloutEngine):
             parameters = self._parameters(number, request)
             parameters.output_kind = RequestOutputKind.DELTA  # to know the version of the weights of each token
             prompt = prompt_of(request, self._image_token)
-            self._llm.llm_engine.add_request(str(number), prompt, parameters, lora_request=self._adapter)
-            self._begun[str(number)] = request, Partial()
+            try:
+                self._llm.llm_engine.add_request(str(number), prompt, parameters, lora_request=self._adapter)
+            except VLLMClientError as error:
+                if request.structure is None:
+                    raise
+                self._complete[number] = Refused(reason_of(error))  # a program's mistake, which ends no other episode
+                continue
+            self._begun[str(number)] = request, Partial(top=request.top_logprobs)
         while self._begun and not self._complete and time.monotonic() < deadline:
             self._step()
         complete, self._complete = self._complete, {}
-        return complete
+        streamed = {
+            int(number): partial.unfinished() for number, (asked, partial) in self._begun.items() if asked.streams
+        }
+        return complete | streamed
 
     def _step(self) -> list[Any]:
         """Run one forward. Returns vLLM's outputs, except those of requests of `advance`, which are recorded."""
@@ -125,13 +138,14 @@ class VllmEngine(RolloutEngine):
             if output.finished:
                 require_same_prompt(request, output)
                 del self._begun[output.request_id]
-                self._complete[int(output.request_id)] = partial.completion()
+                failed = request.structure is not None and partial.finish_reason == "error"
+                self._complete[int(output.request_id)] = Refused(_NO_GRAMMAR) if failed else partial.completion()
         return others
 
     def _parameters(self, index: int, request: Request) -> Any:
         """Return vLLM's sampling parameters. Raises ValueError if the prompt leaves no room."""
         from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         return SamplingParams(
             temperature=request.parameters.temperature,
@@ -141,9 +155,10 @@ class VllmEngine(RolloutEngine):
             max_tokens=min(request.parameters.max_tokens, self._room(index, request.prompt)),
             stop_token_ids=list(request.parameters.stop_token_ids),
             seed=request.seed,
-            logprobs=0,
+            logprobs=request.top_logprobs,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            structured_outputs=None if request.structure is None else StructuredOutputsParams(json=request.structure),
         )
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:

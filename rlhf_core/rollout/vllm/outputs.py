@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from rlhf_core.errors import WeightSyncError
+from rlhf_core.rollout.engine import Unfinished
 from rlhf_core.types import Completion, FinishReason, Stretch
 
 _REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
@@ -20,6 +21,8 @@ class Partial:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stretches: list[Stretch] = field(default_factory=list)
+    top: int = 0  # likeliest tokens at each place to keep
+    top_logprobs: list[Mapping[int, float]] = field(default_factory=list)
     finish_reason: str | None = None  # vLLM's, once finished
 
     def add(self, output: Any, version: int) -> Self:
@@ -27,6 +30,8 @@ class Partial:
         tokens = output.token_ids
         self.token_ids += tokens
         self.logprobs += chosen(tokens, output.logprobs)
+        if self.top:
+            self.top_logprobs += [_likeliest(position, self.top) for position in output.logprobs]
         self.finish_reason = output.finish_reason
         if tokens and self.stretches and self.stretches[-1].weight_version == version:
             self.stretches[-1] = Stretch(self.stretches[-1].tokens + len(tokens), version)
@@ -49,7 +54,16 @@ class Partial:
                 f"the engine serves weights of version {oldest} that give log-probs which are not finite"
             )
         stretches = tuple(self.stretches) if len(self.stretches) > 1 else ()
-        return Completion(self.token_ids, self.logprobs, reason, oldest, stretches)
+        return Completion(self.token_ids, self.logprobs, reason, oldest, stretches, tuple(self.top_logprobs))
+
+    def unfinished(self) -> Unfinished:
+        return Unfinished(tuple(self.token_ids), tuple(self.logprobs), tuple(self.top_logprobs))
+
+
+def _likeliest(position: Mapping[int, Any], count: int) -> dict[int, float]:
+    """Return the log-probs of the `count` likeliest tokens. position: vLLM's, which has the sampled one in any case."""
+    by_rank = sorted(position.items(), key=lambda each: int(each[1].rank))
+    return {token: float(each.logprob) for token, each in by_rank[:count]}
 
 
 def chosen(tokens: Sequence[int], positions: Sequence[Mapping[int, Any]]) -> list[float]:

@@ -44,7 +44,7 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
     arguments: dict[str, Any] = {
         "dtype": settings.dtype,
         "seed": settings.seed,
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not config.structured_output,  # a grammar is compiled for the tokenizer
         "generation_config": "vllm",  # the folder's generation_config.json must not change the sampling
         # One more than the trajectories' bound: scoring a sequence of full length samples a token after it.
         "max_model_len": config.max_length + 1,

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.environments.agents.program import Call, CallError
+from rlhf_core.environments.agents.program import Call, CallError, CallOptions
 from rlhf_core.episodes.calls import Calls, TokenSequence, chosen, joined, trajectory_of
+from rlhf_core.episodes.engine_queue import RefusedRequestError
 from rlhf_core.episodes.episode import EpisodeRules
 from rlhf_core.episodes.stops import until_stop
 from rlhf_core.errors import EpisodeError
@@ -219,3 +220,30 @@ def test_a_call_beyond_the_limits_is_refused_and_not_counted(
     with pytest.raises(CallError, match="all of the 2 calls") as refused:
         asyncio.run(calls.generate([1]))
     assert refused.value.code == "too_many_calls"
+
+
+def test_a_reply_under_a_structure_is_refused_unless_the_engines_sample_it() -> None:
+    calls = calls_of([])
+    with pytest.raises(CallError, match=r"cannot be trained: leave it out, or set `rollout.structured_output`"):
+        asyncio.run(calls.generate([1], options=CallOptions(structure="{}")))
+    calls._rules = replace(calls._rules, structures_replies=True)
+    calls._ask = refused
+    with pytest.raises(CallError, match="no reply of this JSON schema can be sampled: no such type"):
+        asyncio.run(calls.generate([1], options=CallOptions(structure="{}")))
+    assert calls.completed == []
+
+
+async def refused(request: Request) -> Completion:
+    assert request.structure == "{}"
+    raise RefusedRequestError("no such type")
+
+
+def test_a_reply_under_a_structure_is_context_and_not_trained() -> None:
+    first, structured = call(0, [1], [2, 0]), replace(call(1, [1, 2, 0, 3], [4, 0]), trained=False)
+    later = call(2, [1, 2, 0, 3, 4, 0, 5], [6])
+    made = trajectory_of(joined([first, later]), Prompt("row", "text", (9,), {}), LETTERS.decode, 0.0, [structured])
+    assert made.token_ids.tolist() == [1, 2, 0, 3, 4, 0, 5, 6]
+    assert made.loss_mask.tolist() == [False, True, True, False, False, False, False, True]
+    assert made.environment_metrics == {"untrained_replies": 1.0}
+    last = trajectory_of(joined([first]), Prompt("row", "text", (9,), {}), LETTERS.decode, 0.0, [structured])
+    assert (last.token_ids.tolist(), last.completion) == ([1, 2, 0], "d")  # rewards read the last reply

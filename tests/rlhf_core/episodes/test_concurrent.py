@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from rlhf_core.episodes.concurrent import play_concurrently
+from rlhf_core.episodes.engine_queue import RefusedRequestError
 from rlhf_core.episodes.rounds import Ask, Play
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import ActorDiedError
-from rlhf_core.rollout.engine import Request, SamplingParameters
+from rlhf_core.rollout.engine import Refused, Request, SamplingParameters, Unfinished
 from rlhf_core.rollout.engines import OneEngine
 from rlhf_core.types import Completion
 
@@ -266,3 +267,35 @@ def test_a_reply_that_its_episode_no_longer_waits_for_is_dropped() -> None:
         return "at once"
 
     assert play_concurrently([impatient], Several(Late())) == ["then 2"]
+
+
+class Telling(Queueing):
+    """Says what it has of the oldest request twice before it completes it, and refuses structures."""
+
+    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> Any:
+        self.calls += 1
+        self.waiting.update(requests)
+        if not self.waiting:
+            return {}
+        number, request = next(iter(self.waiting.items()))
+        if request.structure is not None:
+            del self.waiting[number]
+            return {number: Refused("no grammar")}
+        if self.calls < 3:
+            return {number: Unfinished((9,) * self.calls, (0.0,) * self.calls)}
+        del self.waiting[number]
+        return {number: Completion((9,) * 3, (0.0,) * 3, "stop", 0)}
+
+
+def test_a_listener_hears_what_there_is_so_far() -> None:
+    heard: list[Sequence[int]] = []
+
+    async def play(ask: Ask) -> Sequence[int]:
+        request = Request((1,), GREEDY, None, streams=True)
+        whole: Completion = await ask(request, lambda progress: heard.append(progress.token_ids))
+        with pytest.raises(RefusedRequestError, match="no grammar"):
+            await ask(Request((2,), GREEDY, None, structure="{}"))
+        return whole.token_ids
+
+    (whole,) = play_concurrently([play], Several(Telling()))
+    assert (heard, list(whole)) == ([(9,), (9, 9)], [9, 9, 9])
