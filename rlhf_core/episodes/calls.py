@@ -11,14 +11,14 @@ from typing import Any
 
 from rlhf_core.chat.encoding import Tokenizer
 from rlhf_core.environments.agents.program import NO_OPTIONS, Call, CallError, CallOptions
-from rlhf_core.episodes.engine_queue import RefusedRequestError
+from rlhf_core.episodes.engine_queue import Heard, RefusedRequestError
 from rlhf_core.episodes.episode import EpisodeRules, stretches_of
 from rlhf_core.episodes.rounds import Ask
 from rlhf_core.episodes.shown_images import ShownImages, request_images
-from rlhf_core.episodes.stops import until_stop
+from rlhf_core.episodes.stops import tokens_until_stop, until_stop
 from rlhf_core.episodes.tokens import EpisodeTokens
 from rlhf_core.errors import EpisodeError
-from rlhf_core.rollout.engine import Request, SamplingParameters
+from rlhf_core.rollout.engine import Request, SamplingParameters, Unfinished
 from rlhf_core.types import Branch, Prompt, SequenceImage, Trajectory
 
 
@@ -68,19 +68,31 @@ class Calls:
         number, self._begun = self._begun, self._begun + 1
         parameters = replace(self._parameters, max_tokens=max_tokens or self.max_tokens)
         seed = self._seed(number) if parameters.temperature else None
+        texts = (*parameters.stop, *stop)
         request = Request(
             tuple(prompt), parameters, seed, request_images(images), options.structure, options.top_logprobs,
             streams=options.heard is not None,
         )  # fmt: skip
         try:
-            asked = self._ask(request, options.heard) if request.streams else self._ask(request)
+            asked = (
+                self._ask(request) if options.heard is None else self._ask(request, self._until(texts, options.heard))
+            )
             completion = await asked
         except RefusedRequestError as error:
             raise CallError(f"no reply of this JSON schema can be sampled: {error}", "invalid_schema") from error
-        ended = until_stop(completion, (*parameters.stop, *stop), self.tokenizer)
+        ended = until_stop(completion, texts, self.tokenizer)
         call = Call(number, tuple(prompt), ended, messages, images, trained=options.structure is None)
         self.completed.append(call)
         return call
+
+    def _until(self, stop: Sequence[str], heard: Heard) -> Heard:
+        """Return a listener that tells `heard` nothing beyond a stop text, behind which engines sample on."""
+
+        def until(progress: Unfinished) -> None:
+            count = tokens_until_stop(progress.token_ids, stop, self.tokenizer)
+            heard(Unfinished(progress.token_ids[:count], progress.logprobs[:count], progress.top_logprobs[:count]))
+
+        return until
 
     def _check(self, prompt: Sequence[int], max_tokens: int | None, options: CallOptions) -> None:
         if options.structure is not None and not self._rules.structures_replies:

@@ -16,18 +16,24 @@ def until_stop(completion: Completion, stop: Sequence[str], tokenizer: Tokenizer
     A token does not depend on later ones, so the result equals that of sampling with this stop.
     """
 
-    def has_stop(count: int) -> bool:
-        text = decode_completion(tokenizer, completion.token_ids[:count])
-        return any(each in text for each in stop)
-
-    length = len(completion.token_ids)
-    if not stop or not has_stop(length):
+    count = tokens_until_stop(completion.token_ids, stop, tokenizer)
+    if count is None:
         return completion
-    count = bisect_left(range(length), True, key=has_stop)
     return replace(
         completion, token_ids=completion.token_ids[:count], logprobs=completion.logprobs[:count], finish_reason="stop",
         stretches=_first(completion.stretches, count), top_logprobs=completion.top_logprobs[:count],
     )  # fmt: skip
+
+
+def tokens_until_stop(token_ids: Sequence[int], stop: Sequence[str], tokenizer: Tokenizer) -> int | None:
+    """Return the number of tokens up to the one that completes the first of the texts `stop`; None if there is none."""
+
+    def has_stop(count: int) -> bool:
+        text = decode_completion(tokenizer, token_ids[:count])
+        return any(each in text for each in stop)
+
+    length = len(token_ids)
+    return bisect_left(range(length), True, key=has_stop) if stop and has_stop(length) else None
 
 
 def _first(stretches: Sequence[Stretch], tokens: int) -> tuple[Stretch, ...]:

@@ -52,16 +52,18 @@ class ToolCallParser:
         tools: Sequence[Mapping[str, Any]],
         marker: str | None = None,
         engine: str = RolloutEngineConfig.default_type,
+        *,
+        needs_marker: bool = True,
     ) -> None:
         """name: of a parser of `engine`, such as vLLM's `hermes`. tools: schemas. marker: text that every call
-        contains; None: the parser's own. engine: a key of ENGINES.
+        contains; None: the parser's own. engine: a key of ENGINES. needs_marker: False: `parse` is not called.
 
         Raises StageError if there is no such parser, it does not fit the tokenizer, or it has no marker.
         """
         self._process = ChildProcess("the process that parses tool calls")
         try:
             default_marker = self._process.call(_begin, engine, name, tokenizer, [dict(tool) for tool in tools])
-            if marker is None and default_marker is None:
+            if needs_marker and marker is None and default_marker is None:
                 raise StageError(
                     f"environment.parser {name} does not say how a call begins, so that malformed calls could not be "
                     "told from replies without one: set environment.call_marker to a text that every call has"
@@ -69,7 +71,7 @@ class ToolCallParser:
         except BaseException:
             self.close()
             raise
-        self._marker = marker or str(default_marker)
+        self.marker = marker or default_marker
 
     async def parse(self, reply: str, tools: Sequence[Mapping[str, Any]] | None = None) -> ParsedReply | None:
         """Return the calls in `reply`, text with special tokens, and the other text; None if its calls are malformed.
@@ -77,11 +79,12 @@ class ToolCallParser:
         tools: schemas; None: those of __init__.
         """
         parsed = await self._parsed(reply, tools)
-        return None if parsed is None or (not parsed.calls and self._marker in reply) else parsed
+        assert self.marker is not None
+        return None if parsed is None or (not parsed.calls and self.marker in reply) else parsed
 
-    async def read(self, reply: str) -> ParsedReply:
+    async def read(self, reply: str, tools: Sequence[Mapping[str, Any]]) -> ParsedReply:
         """Parse `reply` as `parse` does; a malformed one is returned as content."""
-        return await self._parsed(reply, None) or ParsedReply(reply, ())
+        return await self._parsed(reply, tools) or ParsedReply(reply, ())
 
     async def _parsed(self, reply: str, tools: Sequence[Mapping[str, Any]] | None) -> ParsedReply | None:
         future = self._process.begin(_parse, reply, None if tools is None else [dict(tool) for tool in tools])

@@ -23,6 +23,19 @@ def interface_towards(address: str) -> str | None:
     return next((name for name, addresses in interfaces if any(a.address == own for a in addresses)), None)
 
 
+def own_address() -> str:
+    """Return this node's address on the network of its default route. Raises StageError if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # of documentation; a datagram socket sends nothing
+        except OSError as error:
+            raise StageError(
+                f"this node has no route to a network ({error.strerror}), so that its own address is unknown: set "
+                "`environment.network.host`"
+            ) from error
+        return str(probe.getsockname()[0])
+
+
 def listening(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises StageError if the address is in use, or is none of this machine."""
     if not host.strip():

@@ -22,7 +22,7 @@ from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import CalledBeforeJob, UserProgram, check_options
 from rlhf_core.errors import RecipeError, did_you_mean
 
-ToolParserName = Literal["hermes"]
+_ALL = "0.0.0.0"  # noqa: S104 (in a network that the recipe asks for)
 
 
 class AnyEnvironment(TypedConfig):
@@ -180,12 +180,15 @@ class Retry(EnvironmentConfig):
 class CodeEnvironment(EpisodeProcesses, ToleratesFailures, UserProgram):
     """An environment in the user's Python file, with one process per episode."""
 
-    parameters: ClassVar[tuple[str, ...]] = ()  # that `function` is called with beside `options`, all by name
-
     function: str = Field(description="its name in the Python file")
     options: dict[str, Any] = Field(default={}, description="keyword arguments")
     timeout_seconds: Seconds = operational(60.0, description="time limit; a later answer is a failure")
     memory_gib: GiB = operational(4.0, description="memory limit of an episode beyond what the file has loaded, GiB")
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What `function` is called with beside `options`, all by name."""
+        return ()
 
     @model_validator(mode="after")
     def _options_are_its_own(self) -> Self:
@@ -231,19 +234,36 @@ class ProgramConfig(CodeEnvironment):
         return True
 
 
+class AgentNetwork(Config):
+    """An address outside of the node, with TLS and a certificate of the run, which `run` gets as `certificate`."""
+
+    listen: str = operational(_ALL, min_length=1, description="address to listen at; 0.0.0.0: all of the node")
+    host: str | None = operational(
+        None, min_length=1, description="the node's name or address in `base_url`; none: of its default route"
+    )
+
+
 class AgentEnvironment(ProgramConfig):
-    """A function of the user that plays an episode with any client of the OpenAI API, and returns its reward.
+    """A function of the user that plays an episode by OpenAI's or Anthropic's API, and returns its reward.
 
     Called for each episode, in a process of its own, as `run(row, base_url, api_key)`; may be `async`. All replies
     requested at `base_url` are recorded and trained on.
     """
 
-    parameters: ClassVar[tuple[str, ...]] = ("row", "base_url", "api_key")
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return ("row", "base_url", "api_key", *(["certificate"] if self.network is not None else []))
 
     type: Literal["agent"]
     function: str = Field(default="run", description="its name in the Python file; called for each episode")
-    tool_parser: ToolParserName | None = Field(
-        default=None, description="format of the policy's tool calls; none: requests with `tools` are rejected"
+    tool_parser: str | None = Field(
+        default=None,
+        min_length=1,
+        description="format of the policy's tool calls: the name of one of vLLM's tool parsers, such as hermes; none: "
+        "requests in which it may call `tools` are rejected",
+    )
+    network: AgentNetwork | None = operational(
+        None, description="where containers and other nodes reach the policy; none: only processes of its node do"
     )
 
 
@@ -253,7 +273,9 @@ class ExecutorEnvironment(ProgramConfig):
     Called for each episode, in a process of its own, as `run(engine, row)`; may be `async`.
     """
 
-    parameters: ClassVar[tuple[str, ...]] = ("engine", "row")
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return ("engine", "row")
 
     type: Literal["executor"]
     function: str = Field(default="run", description="its name in the Python file; called for each episode")

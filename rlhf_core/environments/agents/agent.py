@@ -9,11 +9,13 @@ from typing import Any
 from rlhf_core.chat.encoding import Tokenizer
 from rlhf_core.config.environments.environments import AgentEnvironment
 from rlhf_core.contract import StageContext
+from rlhf_core.environments.agents.api.network import Network
+from rlhf_core.environments.agents.api.server import PolicyServer
 from rlhf_core.environments.agents.hosted_program import ProcessProgram, ProgramHost
-from rlhf_core.environments.agents.openai_server import OpenAIServer
 from rlhf_core.environments.agents.program import Outcome, Policy, outcome_of
 from rlhf_core.processes.hosting import EpisodeProcess
 from rlhf_core.rollout.tool_calls import ToolCallParser
+from rlhf_core.system.network import own_address
 
 
 class AgentHost(ProgramHost):
@@ -28,8 +30,10 @@ class AgentHost(ProgramHost):
         """
         super().__init__(config, file)
         name = config.tool_parser
-        self._parser = None if name is None else ToolCallParser(name, tokenizer, [])
-        self.server = OpenAIServer(self._parser)
+        self._parser = None if name is None else ToolCallParser(name, tokenizer, [], needs_marker=False)
+        reached = config.network
+        self.network = None if reached is None else Network.of(reached.listen, reached.host or own_address())
+        self.server = PolicyServer(self._parser, self.network)
 
     def close(self) -> None:
         super().close()
@@ -43,10 +47,12 @@ class AgentHost(ProgramHost):
 class Agent(ProcessProgram):
     def __init__(self, agents: AgentHost) -> None:
         super().__init__(agents)
-        self._server = agents.server
+        self._server, self._network = agents.server, agents.network
 
     async def _play(self, process: EpisodeProcess, row: Mapping[str, Any], seed: int, policy: Policy) -> Outcome:
         async with self._server.episode(policy) as (base_url, key):
             arguments = {"row": dict(row), "base_url": base_url, "api_key": key}
+            if self._network is not None:
+                arguments["certificate"] = self._network.certificate
             await process.send({"agent": arguments, "seed": seed})
             return outcome_of(await process.value(), ("reward",))

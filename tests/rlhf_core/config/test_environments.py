@@ -77,7 +77,10 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
             "environment `agent` asks for replies whenever it wants to, so that its episodes cannot be played in",
         ),
         ({"environment": {"type": "executor", "path": "agent.py"}}, "set rollout.repeatable to false"),
-        ({"environment": {"type": "agent", "path": "agent.py", "tool_parser": "json"}}, "Input should be 'hermes'"),
+        (
+            {"environment": {"type": "agent", "path": "agent.py", "network": {}, "options": {"certificate": "x"}}},
+            "certificate",
+        ),
         (
             {
                 "environment": {"type": "agent", "path": "agent.py", "max_turns": 1},

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import subprocess
 import sys
 import time
 
+import aiohttp
 from openai import AsyncOpenAI, OpenAI
 
 
@@ -138,3 +140,14 @@ async def executor_writes_nonsense(engine, row):
 
 async def executor_nothing(engine, row):
     return 1.0
+
+
+async def agent_elsewhere(row, base_url, api_key, certificate):
+    """As from a container: with the certificate alone."""
+    assert base_url.startswith("https://localhost:")
+    async with aiohttp.ClientSession(headers={"x-api-key": api_key}) as session:
+        body = {"model": "m", "max_tokens": 9, "messages": row["prompt"]}
+        trusted = ssl.create_default_context(cadata=certificate)
+        async with session.post(f"{base_url}/messages", json=body, ssl=trusted) as response:
+            response.raise_for_status()
+            return float((await response.json())["content"][0]["text"] == "abc")

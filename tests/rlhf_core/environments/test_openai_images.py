@@ -19,7 +19,7 @@ from rlhf_core.models.vision import open_processor
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.types import Prompt, SequenceImage
 from tests.rlhf_core.environments.policies import policy
-from tests.rlhf_core.environments.test_openai_server import chat, play
+from tests.rlhf_core.environments.test_policy_server import chat, play
 from tests.rlhf_core.pictures import picture, vision_model
 
 pytestmark = pytest.mark.parts

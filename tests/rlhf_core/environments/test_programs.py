@@ -103,6 +103,15 @@ def test_an_agent_earns_what_it_returns(agents: AgentHost, tokenizer: Tokenizer)
     assert asked == [f"<user>user:{letter}<assistant>abc<eos>" for letter in "xy"]
 
 
+def test_an_agent_of_another_machine_gets_the_certificate_of_the_run(tokenizer: Tokenizer) -> None:
+    network = {"listen": "127.0.0.1", "host": "localhost"}
+    given = {"type": "agent", "path": "playing.py", "function": "agent_elsewhere", "network": network}
+    environments = AgentHost(AgentEnvironment.model_validate(given), FILE, tokenizer)
+    (made,) = play(environments, tokenizer, "x")
+    environments.close()
+    assert played(made).environment_reward == 1.0
+
+
 def test_a_function_that_blocks_holds_up_no_other(tokenizer: Tokenizer) -> None:
     given = {"type": "agent", "path": "playing.py", "function": "blocking_agent"}
     environments = AgentHost(AgentEnvironment.model_validate(given), FILE, tokenizer)

@@ -23,7 +23,7 @@ from rlhf_core.config.stages.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.contract import Input
 from rlhf_core.environments import EnvironmentHost, Program
-from rlhf_core.environments.agents.openai_server import OpenAIServer
+from rlhf_core.environments.agents.api.server import PolicyServer
 from rlhf_core.environments.agents.program import Outcome, Policy
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import EpisodeError
@@ -180,7 +180,7 @@ class Recording(TorchEngine):
 class RandomAgent(Program):
     """Continues any of its conversations, begins others, changes what was said, and asks several things at a time."""
 
-    def __init__(self, server: OpenAIServer) -> None:
+    def __init__(self, server: PolicyServer) -> None:
         self._server = server
         self._known: list[list[dict[str, Any]]] = [[]]
 
@@ -224,7 +224,7 @@ class RandomAgentHost(EnvironmentHost):
     name, max_turns, tolerated_failures = "random", 20, 0.0
 
     def __init__(self) -> None:
-        self._server = OpenAIServer()
+        self._server = PolicyServer()
 
     def new(self) -> RandomAgent:
         return RandomAgent(self._server)

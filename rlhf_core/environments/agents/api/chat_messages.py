@@ -1,120 +1,20 @@
-"""Requests of the OpenAI API: the supported subset is parsed, everything else is rejected by name."""
+"""Messages of chat completions: text and images in the chat template's form, everything else is rejected by name."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from typing import Any
 
 from rlhf_core.chat.image_messages import IMAGE
 from rlhf_core.data.formats.base import RowError
+from rlhf_core.environments.agents.api.errors import RequestError
 from rlhf_core.environments.agents.program import Images
 
-MODEL = "policy"
-# Parameters without effect on sampling here. The seed is the run's, so that episodes repeat with it.
-_IGNORED = {
-    "seed", "user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key",
-    "safety_identifier",
+_ROLES: Mapping[str, str] = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
 }  # fmt: skip
-# The one value that each may have: log-probs of another distribution than the policy's could not be trained on.
-_ONLY: Mapping[str, tuple[Any, ...]] = {
-    "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "frequency_penalty": (0,), "presence_penalty": (0,),
-    "repetition_penalty": (1,), "logit_bias": ({},), "top_logprobs": (0,), "best_of": (1,), "echo": (False,),
-    "response_format": ({"type": "text"},), "modalities": (["text"],),
-}  # fmt: skip
-_ROLES = ("system", "user", "assistant", "tool")
 _DATA = "data:"
-
-
-class RequestError(Exception):
-    """A request that cannot be served. The message is for the client."""
-
-    def __init__(self, message: str, param: str | None = None, code: str = "unsupported_parameter", status: int = 400):
-        super().__init__(message)
-        self.param, self.code, self.status = param, code, status
-
-
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-class _StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    include_usage: bool = False
-
-
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: Literal["policy"]
-    n: int = Field(default=1, ge=1)
-    max_tokens: int | None = None
-    stop: Annotated[list[str], BeforeValidator(_listed), Field(max_length=16)] = []
-    stream: bool = False
-    stream_options: _StreamOptions = _StreamOptions()
-
-
-class ChatRequest(_Request):
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    tools: list[dict[str, Any]] = []
-    tool_choice: Literal["auto", "none"] = "auto"
-    max_completion_tokens: int | None = None
-    logprobs: bool = False
-
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-
-class TextRequest(_Request):
-    prompt: str | list[int]
-    logprobs: Literal[0] | None = None
-
-
-class TokenizeRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: Literal["policy"] = "policy"
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] = []
-
-
-R = TypeVar("R", bound=BaseModel)
-
-
-def read_request(body: bytes, kind: type[R], temperature: float) -> R:
-    """Parse a request. temperature: of the run. Raises RequestError, which names the unsupported part."""
-    try:
-        parameters = json.loads(body)
-    except ValueError as error:
-        raise RequestError(f"the body is no JSON: {error}", code="invalid_json") from error
-    if not isinstance(parameters, dict):
-        raise RequestError("the body must be a JSON object", code="invalid_json")
-    wanted = {name: value for name, value in parameters.items() if value is not None and name not in _IGNORED}
-    if "temperature" in wanted and (requested := wanted.pop("temperature")) != temperature:
-        raise RequestError(
-            f"temperature is {requested!r}, but this run samples at {temperature:g}, and trains on the log-probs of "
-            "that: leave it out",
-            "temperature",
-        )
-    for name, values in _ONLY.items():
-        if name in wanted and (value := wanted.pop(name)) not in values:
-            raise RequestError(f"{name} is {value!r}, which this server does not do: leave it out", name)
-    if "model" in wanted and wanted["model"] != MODEL:
-        raise RequestError(
-            f"the model is {wanted['model']!r}, but the only one here is `{MODEL}`", "model", "model_not_found", 404
-        )
-    try:
-        return kind.model_validate(wanted)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        reason = "not a parameter that this server knows" if first["type"] == "extra_forbidden" else first["msg"]
-        raise RequestError(f"{name}: {reason}", name or None) from error
 
 
 def normalised(messages: Sequence[Mapping[str, Any]], images: Images | None = None) -> list[dict[str, Any]]:
@@ -129,11 +29,16 @@ def normalised(messages: Sequence[Mapping[str, Any]], images: Images | None = No
     return [_normalised(message, f"messages[{index}]", images) for index, message in enumerate(messages)]
 
 
+def normalised_reply(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the reply as a client will repeat it."""
+    return _normalised(message, "reply", None)
+
+
 def _normalised(message: Mapping[str, Any], where: str, images: Images | None) -> dict[str, Any]:
     role = message.get("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise RequestError(f"{where}.role is {role!r}; it is one of {', '.join(_ROLES)}", where, "invalid_messages")
-    plain: dict[str, Any] = {"role": role, **_content(message.get("content"), role, where, images)}
+    plain: dict[str, Any] = {"role": _ROLES[role], **_content(message.get("content"), role, where, images)}
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
     for name in ("name", "tool_call_id"):
