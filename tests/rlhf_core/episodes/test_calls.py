@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rlhf_core.environments.agents.program import Call, CallError, CallOptions
+from rlhf_core.environments.agents.program import Call, CallError, CallOptions, Outcome, Policy, Program
 from rlhf_core.episodes.calls import Calls, TokenSequence, chosen, joined, trajectory_of
 from rlhf_core.episodes.engine_queue import RefusedRequestError
 from rlhf_core.episodes.episode import EpisodeRules
+from rlhf_core.episodes.programs import play_program
 from rlhf_core.episodes.stops import until_stop
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engine import Request, SamplingParameters
-from rlhf_core.types import Completion, FinishReason, Prompt, Stretch
+from rlhf_core.types import Completion, FinishReason, Prompt, Stretch, Trajectory
 
 SAMPLING = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=6, stop_token_ids=(0,))
 
@@ -247,3 +248,39 @@ def test_a_reply_under_a_structure_is_context_and_not_trained() -> None:
     assert made.environment_metrics == {"untrained_replies": 1.0}
     last = trajectory_of(joined([first]), Prompt("row", "text", (9,), {}), LETTERS.decode, 0.0, [structured])
     assert (last.token_ids.tolist(), last.completion) == ([1, 2, 0], "d")  # rewards read the last reply
+
+
+class Structuring(Program):
+    """Asks for a reply of a schema, and then for as many free ones."""
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+
+    async def run(self, row: Mapping[str, Any], seed: int, policy: Policy) -> Outcome:
+        call = await policy.generate([1], options=CallOptions(structure="{}"))
+        for _ in range(self._free):
+            await policy.generate([1, *call.completion.token_ids, 3])
+        return Outcome(1.0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_program_trains_its_free_replies_alone() -> None:
+    async def ask(request: Request) -> Completion:
+        return completion([4, 0] if request.structure else [5, 0])
+
+    def play(free: int) -> Trajectory:
+        rules = EpisodeRules(LETTERS, 3, 20, 8, "a program", skip_special_tokens=True, structures_replies=True)
+        prompt = Prompt("row", "text", (9,), {"prompt": []})
+        playing = play_program(
+            Structuring(free), prompt, rules, SAMPLING, ask, seed=lambda number: number, environment_seed=0
+        )
+        return asyncio.run(playing)
+
+    made = play(1)
+    assert made.token_ids.tolist() == [1, 4, 0, 3, 5, 0]
+    assert made.loss_mask.tolist() == [False] * 4 + [True] * 2
+    assert (made.turns, made.environment_metrics) == (1, {"untrained_replies": 1.0})
+    with pytest.raises(EpisodeError, match="all of its 1 replies were sampled under a structure"):
+        play(0)

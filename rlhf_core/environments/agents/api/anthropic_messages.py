@@ -70,7 +70,8 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any
 
 def _user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
     """Return the results of tools, each a message of its own, and behind them the user's message, if there is one."""
-    results, parts = [], []
+    results: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
         place = f"{where}.content[{index}]"
         match block:
