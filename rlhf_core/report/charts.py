@@ -26,6 +26,7 @@ _QUESTIONS: Mapping[str, tuple[str, ...]] = {
     "entropy": ("entropy",),
     "solved, mixed and hopeless prompts": (
         "filtering/all_right_share", "filtering/kept_share", "filtering/all_wrong_share",
+        "difficulty/solved_share", "difficulty/mixed_share", "difficulty/hopeless_share",
     ),
     "truncated and distinct": ("truncated_share", "distinct"),
     "loss": ("loss", "policy_loss", "value_loss"),

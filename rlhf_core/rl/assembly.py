@@ -32,9 +32,11 @@ from rlhf_core.rewards.model import RewardReader
 from rlhf_core.rewards.templates import hint_of
 from rlhf_core.rl.async_collector import AsyncCollector, BetweenReplies
 from rlhf_core.rl.collector import Collector, SyncCollector
+from rlhf_core.rl.difficulty import SelectedPrompts
 from rlhf_core.rl.hybrid import turns_of
 from rlhf_core.rl.keeping import Keeper
 from rlhf_core.rl.loop import Loop
+from rlhf_core.rl.pass_rates import PassRates, read_pass_rates
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
@@ -63,6 +65,7 @@ class _Read:
     processor: ImageProcessor | None
     environment_host: EnvironmentHost
     prompts: list[Prompt]
+    pass_rates: PassRates | None  # before the run, if it selects by them
     held_out: Mapping[str, HeldOut]  # validation sets by name
     row_counts: Mapping[str, float]  # dropped and truncated rows of all datasets
     algorithm: Algorithm
@@ -126,8 +129,8 @@ def _read(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, 
     }
     return _Read(
         tokenizer=tokenizer, processor=processor, environment_host=environment_host, prompts=fitted.rows,
-        held_out=held_out, row_counts=row_counts, algorithm=algorithm, driver_rewards=driver_rewards,
-        reward_models=reward_models, monitors=monitors,
+        pass_rates=read_pass_rates(config, inputs, context), held_out=held_out, row_counts=row_counts,
+        algorithm=algorithm, driver_rewards=driver_rewards, reward_models=reward_models, monitors=monitors,
     )  # fmt: skip
 
 
@@ -185,6 +188,8 @@ def _wire(
         config.settings, config.max_sampled_tokens, {**read.driver_rewards, **model_rewards}, read.tokenizer
     )
     prompts, rollouts = PromptSampler(read.prompts, context.seed), RolloutSampler(config, rollouter, context.seed)
+    if config.select is not None and read.pass_rates is not None:
+        prompts = SelectedPrompts(read.prompts, context.seed, config.select, read.pass_rates)
     collector: Collector
     if stream is None:
         collector = SyncCollector(config, prompts=prompts, rollouts=rollouts, rewards=rewards, monitors=read.monitors)
@@ -206,5 +211,5 @@ def _wire(
         config, read.algorithm, collector, trainer, publisher, context, turns=turns, validation=validation,
         checkpoints=Checkpointing(config.checkpoint, context, workers, driver, trained_apart), keeper=keeper,
         rollout_log=RolloutLog(config, read.tokenizer, context.live), processor=read.processor,
-        row_counts=read.row_counts,
+        row_counts=read.row_counts, pass_rates=read.pass_rates,
     )  # fmt: skip

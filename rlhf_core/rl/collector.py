@@ -13,6 +13,7 @@ from rlhf_core.rl.counts import PromptCounts
 from rlhf_core.rl.filtering import Group, Tally
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.prompts import PromptSampler
+from rlhf_core.rl.replay import Replay
 from rlhf_core.rl.rewarding import RewardPipeline, monitor
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.training.checkpointing import DriverState
@@ -42,8 +43,8 @@ class SyncCollector:
 
     A round draws as many new prompts as groups are missing. The default `oversampling` leaves no surplus; a larger one
     may, and the last round's surplus is dropped: in the next step its completions would be off-policy. So nothing
-    remains between steps, and no group is returned twice. When the prompts of an epoch are exhausted, the step
-    continues with the next epoch and keeps its groups.
+    remains between steps, and no group is returned twice, but for those of `replay`, which follow the step's own. When
+    the prompts of an epoch are exhausted, the step continues with the next epoch and keeps its groups.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class SyncCollector:
         self._rollouts = rollouts
         self._rewards = rewards
         self._monitors = monitors
+        self._replay = Replay(config.replay, config.prompts_per_step, prompts.of_id)
         self.counts = PromptCounts()
 
     def collect(self, step: int, phase: PhaseTimer) -> tuple[list[Trajectory], dict[str, float]]:
@@ -68,16 +70,19 @@ class SyncCollector:
         is train. Raises StageError if no group is kept, or too few and `when_short` is stop; RewardError if a reward
         fails.
         """
-        wanted, filtering = self._config.prompts_per_step, self._config.settings.filtering
+        filtering = self._config.settings.filtering
+        replayed, replay_metrics = self._replay.take(step)
+        wanted = self._config.prompts_per_step - len(replayed)
         tally = Tally()
         kept: list[Group] = []
         for sampling_round in range(filtering.max_rounds if filtering else 1):
             missing = wanted - len(kept)
             count = math.ceil(missing * filtering.oversampling) if filtering else missing
             with phase("rollout"):
-                sampled = self._rollouts.sample(self._prompts.draw(count), step, sampling_round)
+                sampled = self._rollouts.sample(self._prompts.draw(count, step), step, sampling_round)
             with phase("reward"):
                 groups = [group for group in self._rewards(sampled) if group is not None]
+            self._prompts.observe(groups, step)
             passed = tally.sift(groups, filtering) if filtering else groups
             kept += passed
             self.counts.drawn += count
@@ -98,10 +103,13 @@ class SyncCollector:
             metrics = {**failures, **monitor(tally.sampled, self._monitors)}
         if filtering:
             metrics |= tally.metrics(surplus=max(0, len(kept) - wanted))
+        metrics |= self._prompts.metrics(step) | replay_metrics
         collected = kept[:wanted]
         self.counts.collected += len(collected)
         self.counts.surplus += len(kept) - len(collected)
-        return [trajectory for group in collected for trajectory in group], metrics
+        self.counts.replayed += len(replayed)
+        self._replay.add(collected, step)
+        return [trajectory for group in collected + replayed for trajectory in group], metrics
 
     def trained(self, trajectories: Sequence[Trajectory]) -> None:
         self.counts.steps += 1
@@ -111,15 +119,16 @@ class SyncCollector:
         return self.counts.proven(self._config, cursor=self._prompts.state_dict()["drawn"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next step depends on: the number of drawn prompts, and the statistics of the rewards;
-        and the counts.
+        """Return all that the next step depends on: the number of drawn prompts and what decides on the next ones, the
+        statistics of the rewards, and groups to replay; and the counts.
         """
         return {
             "prompts": self._prompts.state_dict(), "rewards": self._rewards.state_dict(),
-            "counts": self.counts.state_dict(),
+            "counts": self.counts.state_dict(), "replay": self._replay.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._prompts.load_state_dict(state["prompts"])
         self._rewards.load_state_dict(state["rewards"])
+        self._replay.load_state_dict(state.get("replay", []))
         self.counts = PromptCounts.restored(state)

@@ -21,6 +21,7 @@ class PromptCounts:
     surplus: int = 0  # passed filtering, beyond what a step needs
     failed: int = 0  # an episode or a reward, where that is tolerated
     too_old: int = 0  # sampled by weights of too many updates ago
+    replayed: int = 0  # trained on once more, in place of a draw
     steps: int = 0
     known: bool = True  # False: resumed from a checkpoint of a release that did not count
 
@@ -44,16 +45,17 @@ class PromptCounts:
         if not self.known:
             return {}
         ended = self.collected + self.filtered + self.surplus + self.failed + self.too_old + (in_flight or 0)
-        wanted = config.steps * config.prompts_per_step
+        wanted = config.steps * config.prompts_per_step - self.replayed
         filtering = config.settings.filtering
         if filtering is not None and filtering.when_short == "train":
             wanted = min(wanted, self.collected)
         if filtering is None and in_flight is None:
             wanted -= self.failed  # nothing replaces them
         require_counts({
-            "steps": (config.steps, self.steps), "prompts trained": (wanted, self.trained),
+            "steps": (config.steps, self.steps), "prompts trained": (wanted + self.replayed, self.trained),
             "prompts collected": (wanted, self.collected), "prompts drawn": (cursor, self.drawn),
             "prompts that were drawn and trained on, dropped or left": (self.drawn, ended),
         })  # fmt: skip
-        names = ("drawn", "trained", "filtered", "surplus", "failed", "too_old")
+        names = ["drawn", "trained", "filtered", "surplus", "failed", "too_old"]
+        names += [] if config.replay is None else ["replayed"]
         return {"steps": float(self.steps), **{f"prompts_{name}": float(getattr(self, name)) for name in names}}

@@ -24,6 +24,7 @@ from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.experience import pack_hinted, pack_trajectories, require_finite, without_truncated
 from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.keeping import Keeper
+from rlhf_core.rl.pass_rates import PassRates
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
@@ -46,6 +47,7 @@ class Loop:
     validation: Validation | None = None
     keeper: Keeper | None = None
     rollout_log: RolloutLog | None = None
+    pass_rates: PassRates | None = None  # of the prompts, if they are selected by these
     processor: ImageProcessor | None = None  # of the policy, if it reads images
     row_counts: Mapping[str, float] = field(default_factory=dict)  # dropped and truncated rows of the datasets
 
@@ -69,9 +71,11 @@ class Loop:
         return {**metrics, **self.collector.proven()}
 
     def save(self, folder: Path) -> None:
-        """Write the trained policy to `folder`, in this job's working folder."""
+        """Write the trained policy, and the prompts' pass rates, to `folder`, in this job's working folder."""
         self.turns.train()
         self.trainer.save(folder, self.context)
+        if self.pass_rates is not None:
+            self.pass_rates.write(folder)
 
     def _step(self, step: int) -> dict[str, float]:
         phase = PhaseTimer()

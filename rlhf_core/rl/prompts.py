@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
+from rlhf_core.rl.filtering import Group
 from rlhf_core.types import Prompt
 
 
@@ -21,7 +23,8 @@ class PromptSampler:
         self._epoch = -1
         self._order: list[int] = []
 
-    def draw(self, count: int) -> list[Prompt]:
+    def draw(self, count: int, step: int) -> list[Prompt]:
+        """Return the next prompts, for `step`, counted from 0."""
         return [self.at(self.next()) for _ in range(count)]
 
     def next(self) -> int:
@@ -29,10 +32,22 @@ class PromptSampler:
         self._drawn += 1
         return self._drawn - 1
 
-    def state_dict(self) -> dict[str, int]:
+    def of_id(self, prompt_id: str) -> Prompt:
+        """Return the prompt with an id. Raises StopIteration if there is none."""
+        return next(prompt for prompt in self._prompts if prompt.id == prompt_id)
+
+    def observe(self, groups: Sequence[Group], step: int) -> None:
+        """Learn from the rewarded groups of `step`; a no-op for an order that depends on none."""
+        return None
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """Return metrics of the choice of prompts after `step`."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
         return {"drawn": self._drawn}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._drawn = state["drawn"]
 
     def at(self, number: int) -> Prompt:

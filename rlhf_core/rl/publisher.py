@@ -40,7 +40,7 @@ class Publisher:
         self._engines = engines
         self._turns = turns
         self._replace_dead_engines = replace_dead or engines.replace_dead
-        self._max_lag, self._hybrid = config.max_lag, config.hybrid
+        self._max_age, self._hybrid = config.max_age, config.hybrid
         self._sequences = [prompt.token_ids[-_PROBE_TOKENS:] for prompt in probe]
         self._batch = pack(self._sequences, [[True] * len(sequence) for sequence in self._sequences])
         self._tolerance = config.probe_tolerance or default_tolerance(config.engine.dtype)
@@ -123,11 +123,11 @@ class Publisher:
 
     def require_fresh(self, trajectories: Sequence[Trajectory]) -> None:
         """Raise WeightSyncError unless all trajectories were sampled with the policy's live weights, published last or
-        at most `max_lag` publishes before."""
+        at most `max_age` publishes before."""
         if self._source != "live":
             raise WeightSyncError(f"the engines serve the {self._source} of the weights, which nothing is trained on")
         newest = -1 if self._proven is None else self._proven.version
-        behind = range(newest - self._max_lag, newest)
+        behind = range(newest - self._max_age, newest)
         self.require_version({t.weight_version for t in trajectories} - set(behind))
 
     def require_version(self, versions: Set[int]) -> None:

@@ -145,3 +145,25 @@ class TestRL(StageContract):
         rows = [{"prompt": [{"role": "user", "content": f"say {letter}"}], "answer": letter} for letter in "abcdefg"]
         inputs = {"model": base_model(folder / "base"), "dataset": dataset(folder / "d", rows)}
         return StageRun(STAGES["rl"], config, inputs, folder)
+
+
+class TestRLByDifficulty(StageContract):
+    """Its prompts, and the groups that it replays, depend on the scores of earlier steps."""
+
+    def cluster(self) -> Cluster:
+        return InProcessCluster(torch_engine)
+
+    def make(self, folder: Path) -> StageRun:
+        block = {
+            "rewards": {"exact": {"type": "verifier", "pattern": "(.)"}}, "optimizer": {"learning_rate": 1e-2},
+            "group_size": 16, "mismatch": {"correction": "truncate", "low": 0.0, "high": 2.0},
+        }  # fmt: skip
+        config = STAGES["rl"].config.model_validate({
+            "algorithm": "grpo", "grpo": block, "dataset": "d", "steps": 6, "prompts_per_step": 4,
+            "sampling": {"max_tokens": 1}, "rollout": {"max_length": 24}, "checkpoint": {"every_steps": 2},
+            "engine": {"dtype": "float32", "zero_stage": 0}, "replay": {"share": 0.5, "max_age": 2},
+            "select": {"pass_rate": (0.01, 0.9), "curriculum": {"start": (0.0, 1.0), "steps": 4}, "forget_after": 3},
+        })  # fmt: skip
+        rows = [{"prompt": [{"role": "user", "content": f"say {letter}"}], "answer": letter} for letter in "abcdefg"]
+        inputs = {"model": base_model(folder / "base"), "dataset": dataset(folder / "d", rows)}
+        return StageRun(STAGES["rl"], config, inputs, folder)

@@ -19,6 +19,7 @@ from rlhf_core.config.rl.algorithm_table import ALGORITHMS, known_algorithm
 from rlhf_core.config.rl.algorithms import AlgorithmConfig
 from rlhf_core.config.rl.asynchronous import AsynchronousConfig
 from rlhf_core.config.rl.critic import POLICY_START
+from rlhf_core.config.rl.difficulty import ReplayConfig, SelectConfig
 from rlhf_core.config.rl.groups import reservations, workers_of
 from rlhf_core.config.rl.keep import KeepConfig, LogRolloutsConfig
 from rlhf_core.config.stages.base import EnginesConfig, HeldModel, JudgedBy, Quantisation, RowLimit
@@ -50,6 +51,12 @@ class RLSettings(EnginesConfig, KeyedConfig):
     )
     asynchronous: AsynchronousConfig | None = Field(
         default=None, description="sample beside training; none: each step samples with the weights of the last one"
+    )
+    select: SelectConfig | None = since_default(
+        None, description="choice of prompts by their pass rates; none: all, in a random order"
+    )
+    replay: ReplayConfig | None = since_default(
+        None, description="replay of groups with mixed outcomes; none: each group is trained on in one step"
     )
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
     dropout: bool = Field(
@@ -102,7 +109,8 @@ class RLSettings(EnginesConfig, KeyedConfig):
         environment = self.environment.of_row(row)
         readers = [] if environment.reads_images else ["environment"]
         # Images shown by programs are not part of a checkpoint, which contains the queue of trajectories.
-        readers += ["asynchronous"] if self.asynchronous is not None and environment.is_program else []
+        keeps = {"asynchronous": self.asynchronous is not None, "replay": self.replay is not None}
+        readers += [name for name, is_set in keeps.items() if is_set and environment.is_program]
         return (*self.text_readers, *readers)
 
     @classmethod
@@ -125,6 +133,11 @@ class RLSettings(EnginesConfig, KeyedConfig):
     def max_lag(self) -> int:
         """Maximum number of steps between the weights that sampled a token and those that are trained on it."""
         return self.asynchronous.max_lag if self.asynchronous is not None else 0
+
+    @property
+    def max_age(self) -> int:
+        """Maximum number of steps between the sampling of trajectories and the step that trains on them."""
+        return max(self.max_lag, 0 if self.replay is None else self.replay.max_age)
 
     @property
     def in_flight(self) -> int:

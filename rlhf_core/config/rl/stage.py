@@ -8,6 +8,7 @@ from rlhf_core.config.engines.training import SHARED_BY_RANKS
 from rlhf_core.config.environments.environments import require_concurrent
 from rlhf_core.config.numbers import MOST_COMPLETIONS
 from rlhf_core.config.rewards.rewards import require_environment
+from rlhf_core.config.rl.difficulty_checks import require_replayable, require_scores
 from rlhf_core.config.rl.group_checks import require_equal_draws, require_groups
 from rlhf_core.config.rl.settings import RLSettings
 from rlhf_core.config.rl.transport import require_transport
@@ -235,6 +236,12 @@ class RLConfig(RLSettings):
                     f"asynchronous: {self.block}.rewards.{name} is a reward model on the policy's ranks, which train "
                     "while completions are judged; give it workers of its own (`placement`)"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _difficulty_is_known(self) -> RLConfig:
+        require_scores(self)
+        require_replayable(self)
         return self
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.inputs import input_settings
+from rlhf_core.config.rl.difficulty_checks import scored_reward
 from rlhf_core.config.rl.stage import RLConfig
 
 COMMON: dict[str, Any] = {
@@ -407,3 +408,57 @@ def test_an_algorithm_without_a_critic_takes_no_settings_of_one() -> None:
     with pytest.raises(ValidationError, match=r"grpo\.critic\n  Extra inputs are not permitted"):
         RLConfig.model_validate({**COMMON, "grpo": {**GRPO, "critic": critic}})
     assert RLConfig.model_validate(COMMON).settings.critic_settings is None
+
+
+RIGHT = {"right": {"type": "verifier"}}
+LIKED = {"liked": {"type": "reward_model", "model": "judge"}}
+LAGGING = {"asynchronous": {"max_lag": 2}, "rollout": {"max_length": 16, "repeatable": False}}
+SELECT, REPLAY = {"select": {"pass_rate": (0.1, 0.9)}}, {"replay": {"share": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"select": {}}, r"pass_rate is \[0, 1\], which excludes no prompt: set bounds"),
+        ({"select": {"pass_rate": (0.9, 0.1)}}, r"pass_rate is \[0.9, 0.1\]: the first must not be more"),
+        ({"select": {"curriculum": {"start": (1.0, 0.0), "steps": 3}}}, r"start is \[1, 0\]: the first must not"),
+        ({**SELECT, "grpo": {**GRPO, "rewards": LIKED}}, "select needs one reward that gives scores .* may: none"),
+        (
+            {**SELECT, "grpo": {**GRPO, "rewards": {**RIGHT, "also": RIGHT["right"]}}},
+            "these may: right, also; leave the others out, or name one as filtering.score",
+        ),
+        ({**REPLAY, "grpo": {**GRPO, "rewards": LIKED, "mismatch": None}}, "replay needs one reward that gives scores"),
+        ({**SELECT, **LAGGING, "grpo": {**GRPO, "mismatch": None}}, "select: with asynchronous.max_lag=2 prompts are"),
+        ({**REPLAY, **LAGGING, "grpo": {**GRPO, "mismatch": None}}, "replay: with asynchronous.max_lag=2 prompts are"),
+        (REPLAY, "up to max_age=1 updates older .* give grpo.mismatch, such as .*, grpo.mismatch: null"),
+        (
+            {"replay": {"share": 0.3}, "grpo": {**GRPO, "mismatch": None}},
+            "replay.share=0.3 of prompts_per_step=2 is less than one prompt",
+        ),
+        ({"replay": {"share": 1.0}}, "it must be at least 0 and less than 1: nothing would be left"),
+        ({"replay": {"share": 0.5, "max_age": 0}}, "it must be from 1 to 100: nothing would be replayed"),
+        (
+            {**REPLAY, "grpo": {**GRPO, "mismatch": None}, "ema_decay": 0.9, "validation": {**SET, "every_steps": 1}},
+            "replay: a validation of the moving average .ema_decay. is a publish of its own",
+        ),
+    ],
+)
+def test_prompts_that_cannot_be_chosen_by_difficulty(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=f"(?s){says}"):
+        RLConfig.model_validate({**COMMON, **settings})
+
+
+def test_the_score_that_filters_also_selects() -> None:
+    block = {**GRPO, "rewards": {**RIGHT, "also": RIGHT["right"]}, "filtering": {"score": "also"}}
+    assert scored_reward(RLConfig.model_validate({**COMMON, **SELECT, "grpo": block}), "select") == "also"
+
+
+def test_a_run_without_a_choice_of_prompts_keeps_its_key() -> None:
+    settings = result_settings(RLConfig.model_validate(COMMON))
+    assert not {"select", "replay"} & settings.keys()
+    config = RLConfig.model_validate({**COMMON, "select": {"pass_rate": (0.1, 0.9), "rates": ("a", "b")}})
+    assert result_settings(config)["select"] == {
+        "pass_rate": [0.1, 0.9], "curriculum": None, "forget_after": None, "when_none": "nearest",
+    }  # fmt: skip
+    (rates,) = (each for each in input_settings(config) if each.path == "select.rates")
+    assert (rates.input_names, rates.reads.roles) == (["select.rates.a", "select.rates.b"], ("dataset", "model"))

@@ -48,6 +48,10 @@ USED_OTHERWISE = {
     "ModelPlacement.group": "rl.groups.workers_of reads it",
     "QuantiseConfig.quantisation": "it has one value, which write_rounded computes",
     "AsynchronousConfig.in_flight": "RLConfig.in_flight returns it",
+    **dict.fromkeys(
+        ("SelectConfig.pass_rate", "SelectConfig.curriculum", "CurriculumConfig.start", "CurriculumConfig.steps"),
+        "SelectConfig.bounds returns them",
+    ),
     "RolloutEngineConfig.serve_adapter": "merges_adapters is read",
     "EngineConfig.tokens_per_micro_batch": "micro_batch_tokens returns it",
     "ValidationConfig.also": "its `sets` are read",

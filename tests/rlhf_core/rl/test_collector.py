@@ -52,13 +52,21 @@ class Answered:
 class Setup:
     """A collector over prompts that are answered as they say, in the order given; no two completions are the same."""
 
-    def __init__(self, answers: Sequence[str], wanted: int, group_size: int = 4, **filtering: Any) -> None:
+    def __init__(
+        self,
+        answers: Sequence[str],
+        wanted: int,
+        group_size: int = 4,
+        replay: dict[str, Any] | None = None,
+        **filtering: Any,
+    ) -> None:
         config = RLConfig.model_validate({
-            "algorithm": "grpo", "dataset": "p", "steps": 9, "prompts_per_step": wanted,
+            "algorithm": "grpo", "dataset": "p", "steps": 9, "prompts_per_step": wanted, "replay": replay,
             "sampling": {"max_tokens": 16}, "rollout": {"max_length": 32},
             "grpo": {
                 "rewards": {"own": {"type": "verifier"}}, "group_size": group_size,
                 "optimizer": {"learning_rate": 1.0}, "filtering": filtering or None,
+                "mismatch": None,
             },
         })  # fmt: skip
         self.completions = 0
@@ -94,7 +102,7 @@ class InOrder(PromptSampler):
         super().__init__(prompts, seed=0)
         self.drawn: list[str] = []
 
-    def draw(self, count: int) -> list[Prompt]:
+    def draw(self, count: int, step: int) -> list[Prompt]:
         drawn = [self._prompts[(self._drawn + i) % len(self._prompts)] for i in range(count)]
         self._drawn += count
         self.drawn += [prompt.id for prompt in drawn]
@@ -184,7 +192,7 @@ def test_prompts_that_fail_are_replaced_where_steps_have_rounds() -> None:
 def test_prompts_that_are_lost_are_an_error() -> None:
     skipped, short, lost = (Setup(ANSWERS, **FILTERED) for _ in range(3))
     trained_for(skipped, 9)
-    skipped.prompts.draw(1)
+    skipped.prompts.draw(1, 0)
     with pytest.raises(StageError, match=r"ends with \d+ prompts drawn, and it has \d+: nothing is published"):
         skipped.collector.proven()
     trained_for(short, 8)
@@ -309,3 +317,33 @@ def test_kept_groups_teach_something_and_none_comes_twice(answers: list[str], wa
         assert not completions & seen
         seen |= completions
     assert setup.completions == 4 * len(setup.prompts.drawn)
+
+
+REPLAYED = [MIXED, RIGHT, MIXED, MIXED, WRONG, MOSTLY, RIGHT, MIXED]
+
+
+def test_mixed_groups_are_replayed_in_place_of_draws() -> None:
+    setup = Setup(REPLAYED, wanted=2, replay={"share": 0.5})
+    steps = [groups(setup.collect(step)[0]) for step in range(5)]
+    # The first step has nothing to replay; of "1 right" and of "4 wrong" nothing is kept.
+    assert steps == [["0 mixed", "1 right"], ["2 mixed", "0 mixed"], ["3 mixed", "2 mixed"], ["4 wrong", "3 mixed"],
+                     ["5 mostly", "6 right"]]  # fmt: skip
+    assert setup.completions == 4 * (2 + 1 + 1 + 1 + 2)
+
+
+def test_counts_know_what_was_replayed() -> None:
+    setup = Setup(REPLAYED, wanted=2, replay={"share": 0.5})
+    trained_for(setup, 9)
+    counts = setup.collector.proven()
+    assert counts["prompts_trained"] == 18 == counts["prompts_drawn"] + counts["prompts_replayed"]
+    assert counts["prompts_replayed"] > 4
+
+
+def test_a_resumed_run_replays_what_the_other_would_have_replayed() -> None:
+    whole, stopped, resumed = (Setup(REPLAYED, wanted=2, replay={"share": 0.5, "max_age": 2}) for _ in range(3))
+    expected = [groups(whole.collect(step)[0]) for step in range(7)]
+    for step in range(3):
+        stopped.collect(step)
+    resumed.collector.load_state_dict(json.loads(json.dumps(stopped.collector.state_dict())))
+    resumed.completions = stopped.completions
+    assert [groups(resumed.collect(step)[0]) for step in range(3, 7)] == expected[3:]

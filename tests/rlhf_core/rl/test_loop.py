@@ -196,7 +196,7 @@ def test_a_step_with_fewer_prompts_trains(tmp_path: Path) -> None:
     ours = loop(
         tmp_path, reward, filtering(steps=1, max_rounds=1), ScriptedEngine(numbered(script_of_ends), max_length=16)
     )
-    easy = [prompt.id in "01" for prompt in PromptSampler(to_prompts(ROWS, TOKENIZER, max_tokens=13), 0).draw(12)]
+    easy = [prompt.id in "01" for prompt in PromptSampler(to_prompts(ROWS, TOKENIZER, max_tokens=13), 0).draw(12, 0)]
     start = next(i for i in range(11) if easy[i] != easy[i + 1])  # a step from here draws one easy prompt
     state = ours.collector.state_dict()
     counts = {**state["counts"], "drawn": start, "surplus": start}

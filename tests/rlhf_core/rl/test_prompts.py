@@ -7,7 +7,7 @@ PROMPTS = [Prompt(id=str(i), text=str(i), token_ids=(i,), row={}) for i in range
 
 
 def ids(sampler: PromptSampler, count: int) -> list[str]:
-    return [prompt.id for prompt in sampler.draw(count)]
+    return [prompt.id for prompt in sampler.draw(count, 0)]
 
 
 def test_every_epoch_draws_every_prompt_once() -> None:
@@ -31,7 +31,7 @@ def test_no_prompts_is_an_error() -> None:
 @pytest.mark.parametrize("drawn", [0, 3, 5, 13])
 def test_a_sampler_goes_on_where_another_stopped(drawn: int) -> None:
     stopped = PromptSampler(PROMPTS, seed=3)
-    stopped.draw(drawn)
+    stopped.draw(drawn, 0)
     resumed = PromptSampler(PROMPTS, seed=3)
     resumed.load_state_dict(stopped.state_dict())
     assert ids(resumed, 8) == ids(stopped, 8)
@@ -40,6 +40,6 @@ def test_a_sampler_goes_on_where_another_stopped(drawn: int) -> None:
 def test_a_state_may_be_loaded_into_a_sampler_that_has_drawn() -> None:
     start = PromptSampler(PROMPTS, seed=3)
     used = PromptSampler(PROMPTS, seed=3)
-    used.draw(7)
+    used.draw(7, 0)
     used.load_state_dict(start.state_dict())
     assert ids(used, 6) == ids(start, 6)
