@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.arrays import PickledAsArrays
+from rlhf_core.kept_tokens import KeptTokens, dense
 
 FinishReason = Literal["stop", "length"]
 
@@ -68,6 +69,7 @@ class Completion:
     weight_version: int  # the oldest
     stretches: tuple[Stretch, ...] = ()  # where weights were published while it was sampled; empty: one version
     top_logprobs: Sequence[Mapping[int, float]] = ()  # of the likeliest tokens at each place, if a request wants them
+    kept: KeptTokens | None = None  # at each token, if sampling was truncated and the engine returns them
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", array("i", self.token_ids))
@@ -82,6 +84,7 @@ class Branch:
     loss_mask: Tensor  # (T,) bool, true where the policy sampled, but for tokens that are trained in another sequence
     rollout_logprobs: Tensor  # (T,) float32, 0 where `loss_mask` is false
     images: tuple[SequenceImage, ...] = ()  # in the order of its tokens
+    kept: KeptTokens | None = None  # as those of a trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,7 @@ class Trajectory:
     step_ends: Tensor | None = None  # (T,) bool, true at the last token of each step, where the policy sampled it
     extra: Mapping[str, Any] = field(default_factory=dict)
     branches: tuple[Branch, ...] = ()  # its other sequences, which share its reward
+    kept: KeptTokens | None = None  # of T positions, if sampling was truncated: `rollout_logprobs` are of these alone
 
     @property
     def sequences(self) -> tuple[Trajectory | Branch, ...]:
@@ -168,6 +172,8 @@ class PackedBatch(PickledAsArrays):
     # tile; -1 where it stands for text. None: no sequence has images
     image_parts: Tensor | None = None
     pixels: Pixels | None = field(default=None, metadata=_PER_BATCH)  # as `image_parts`
+    # (N, k) int32: the tokens over which probabilities are normalised, filled with NO_TOKEN; None: the whole vocabulary
+    kept_tokens: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -210,9 +216,17 @@ class PackedBatch(PickledAsArrays):
         return self.sequence_lengths.cumsum(0) - 1
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"input_ids": self.input_ids.int().numpy()}  # half of int64
+        state = super().__getstate__() | {"input_ids": self.input_ids.int().numpy()}  # half of int64
+        if self.kept_tokens is not None:  # without what fills the rows
+            is_kept = self.kept_tokens >= 0
+            counts, tokens = is_kept.sum(1, dtype=torch.int32), self.kept_tokens[is_kept]
+            state["kept_tokens"] = counts.numpy(), tokens.numpy()
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if state["kept_tokens"] is not None:
+            counts, tokens = map(torch.tensor, state["kept_tokens"])
+            state = state | {"kept_tokens": dense(counts, tokens)}
         super().__setstate__(state | {"input_ids": state["input_ids"].astype(np.int64)})
 
     def to(self, device: torch.device | str) -> Self:

@@ -294,7 +294,9 @@ def _rl(given: Given, origin: Origin, result: Translation) -> None:
     given.fill(rl, rl_table)
     rl["sampling"] |= {"max_tokens": _longest_answer(given, rl["rollout"]["max_length"], result)}
     if given.take("rollout.top_p", 1.0) != 1:
-        given.leave("rollout.top_p", "rollouts are sampled from all tokens, on whose log-probs the policy is trained")
+        given.leave(
+            "rollout.top_p", "set it in the recipe beside sampling.top_k, which bounds the tokens that RL stores"
+        )
     _placement(rl, given)
     block = _block(algorithm, given, origin)
     completions, batch = rl["prompts_per_step"] * block["group_size"], given.take("train.batch_size", 128)

@@ -69,8 +69,8 @@ def _optimizer_name(value: str) -> str:
 _SCALES = {True: True, "group": True, "batch": "batch", False: False, "none": False}
 
 
-def _all_tokens(value: Any) -> float:
-    raise UntranslatableError("rollouts are sampled from all tokens, on whose log-probs the policy is trained")
+def _beside_top_k(value: Any) -> float:
+    raise UntranslatableError("set it in the recipe beside sampling.top_k, which bounds the tokens that RL stores")
 
 
 _OPTIMIZER = {
@@ -99,9 +99,9 @@ _RL = {
     **_ENGINE,
     "max_completion_length": Setting("sampling.max_tokens", 512),
     "temperature": Setting("sampling.temperature", 1.0, float),
-    "top_p": Setting("sampling.top_p", None, _all_tokens),
-    "top_k": Setting("sampling.top_k", None, _all_tokens),
-    "min_p": Setting("sampling.min_p", None, _all_tokens),
+    "top_p": Setting("sampling.top_p", None, _beside_top_k),
+    "top_k": Setting("sampling.top_k", None, lambda most: max(0, int(most or 0))),
+    "min_p": Setting("sampling.min_p", None, _beside_top_k),
     "vllm_gpu_memory_utilization": Setting("rollout.memory_share"),
 }
 _POLICY = {

@@ -63,10 +63,16 @@ _REASONS = {
 }  # fmt: skip
 
 
-def _no_truncation(value: Any) -> Any:
-    if value in (1, 1.0, -1, 0):
+def _beside_top_k(value: Any) -> Any:
+    if value == 1:
         raise UntranslatableError(ALWAYS)
-    raise UntranslatableError("rollouts are sampled from all tokens, on whose log-probs the policy is trained")
+    raise UntranslatableError("set it in the recipe beside sampling.top_k, which bounds the tokens that RL stores")
+
+
+def _top_k(value: Any) -> int:
+    if value in (-1, 0):
+        raise UntranslatableError(ALWAYS)
+    return int(value)
 
 
 def _optimizer(prefix: str, rate: float) -> dict[str, Setting]:
@@ -83,8 +89,8 @@ _RL = {
     "data.train_batch_size": Setting("prompts_per_step", 1024),
     "data.max_response_length": Setting("sampling.max_tokens", 512),
     f"{_ROLLOUT}.temperature": Setting("sampling.temperature", 1.0, float),
-    f"{_ROLLOUT}.top_p": Setting("sampling.top_p", None, _no_truncation),
-    f"{_ROLLOUT}.top_k": Setting("sampling.top_k", None, _no_truncation),
+    f"{_ROLLOUT}.top_p": Setting("sampling.top_p", None, _beside_top_k),
+    f"{_ROLLOUT}.top_k": Setting("sampling.top_k", None, _top_k),
     f"{_ROLLOUT}.gpu_memory_utilization": Setting("rollout.memory_share"),
     f"{_ROLLOUT}.max_num_seqs": Setting("rollout.max_sequences"),
     f"{_ROLLOUT}.enable_prefix_caching": Setting("rollout.prefix_caching"),

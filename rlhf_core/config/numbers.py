@@ -107,6 +107,7 @@ GroupSize = Annotated[int, Limits(1, 65_536, "nothing samples as many completion
 MOST_COMPLETIONS = 2**20  # of one step of RL
 Turns = Annotated[int, Limits(1, 1000, "no episode has as many turns")]
 StoredTokens = Annotated[int, Limits(1, 100_000, "no disk has room for as many of each token")]
+MOST_KEPT = 1024  # tokens that truncated sampling keeps at a position of a rollout in RL
 TopK = Annotated[int, Limits(0, 10_000_000, "no vocabulary has as many tokens")]
 # Temperatures that vLLM applies unchanged: from 0 to 0.01 it takes 0.01 instead, and above 2 it rejects the request.
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0

@@ -245,5 +245,6 @@ def trajectory_of(
         turns=len(calls),
         environment_reward=reward,
         environment_metrics={"untrained_replies": float(len(untrained))} if untrained else {},
-        branches=tuple(Branch(*each.tensors(), tuple(each.images)) for each in others),
+        branches=tuple(Branch(*each.tensors(), tuple(each.images), each.kept) for each in others),
+        kept=main.kept,
     )

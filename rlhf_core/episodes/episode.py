@@ -155,6 +155,7 @@ class Episode:
             turns=self.turns,
             environment_reward=self._reward,
             environment_metrics=self._metrics,
+            kept=self._tokens.kept,
         )
 
     def _answer(self, reply: str, feedback: Feedback) -> None:

@@ -22,6 +22,7 @@ def until_stop(completion: Completion, stop: Sequence[str], tokenizer: Tokenizer
     return replace(
         completion, token_ids=completion.token_ids[:count], logprobs=completion.logprobs[:count], finish_reason="stop",
         stretches=_first(completion.stretches, count), top_logprobs=completion.top_logprobs[:count],
+        kept=None if completion.kept is None else completion.kept.first(count),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlhf_core.kept_tokens import KeptTokens
 from rlhf_core.types import Completion
 
 
@@ -20,16 +21,24 @@ class EpisodeTokens:
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     sampled: bytearray = field(default_factory=bytearray)  # of each token, 1 if the policy sampled it
     logprobs: array[float] = field(default_factory=lambda: array("f"))  # of each token, 0 if it is given
+    kept_parts: list[KeptTokens] = field(default_factory=list)  # of the tokens so far, if sampling is truncated
 
     def add_given(self, token_ids: Sequence[int]) -> None:
         self.token_ids.extend(token_ids)
         self.sampled.extend(bytes(len(token_ids)))
         self.logprobs.frombytes(bytes(self.logprobs.itemsize * len(token_ids)))
+        self.kept_parts.append(KeptTokens.nowhere(len(token_ids)))
 
     def add_sampled(self, completion: Completion) -> None:
         self.token_ids.extend(completion.token_ids)
         self.sampled.extend(b"\1" * len(completion.token_ids))
         self.logprobs.extend(completion.logprobs)
+        self.kept_parts.append(completion.kept or KeptTokens.nowhere(len(completion.token_ids)))
+
+    @property
+    def kept(self) -> KeptTokens | None:
+        """The tokens that truncated sampling kept at each; None if no reply has any."""
+        return KeptTokens.joined(self.kept_parts) if any(part.token_ids for part in self.kept_parts) else None
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tokens (T,) int64, the loss mask (T,) bool, and the engine's log-probs (T,) float32."""

@@ -12,12 +12,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rlhf_core.kept_tokens import NO_TOKEN
 from rlhf_core.mesh import current_mesh
 
 # Logits of one chunk: 64 MiB in float32. Blocks below 32 MiB glibc does not give back, and then everything stays.
 CHUNK_ELEMENTS = 1 << 24
 # Chunks of a call whose distributions wait for backward, 256 MiB; those of the others are computed again there.
 KEPT_CHUNKS = 4
+_NO_LOGIT = -1e30  # divided by the lowest temperature it is still a number of float32 and bfloat16
 
 
 class Head(Protocol):
@@ -35,17 +37,20 @@ def chunked_logprobs(
     *,
     vocabulary: int,
     temperature: float = 1.0,
+    kept: Tensor | None = None,
     with_entropy: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor | None]:
     """Return log softmax(head(hidden) / temperature)[targets], in float32, and the entropy of each distribution (nats).
 
-    hidden: (M, d); targets: (M,) int64; both results: (M,) float32. Logits are computed a chunk of rows at a time and,
-    except for the first chunks, again in backward. Every rank makes the same calls of `head`, forward and backward,
-    since each is a collective under ZeRO-3.
+    hidden: (M, d); targets: (M,) int64; both results: (M,) float32. kept: (M, k) int32, as `kept_only`: probabilities
+    are of these tokens alone; None: of all. Logits are computed a chunk of rows at a time and, except for the first
+    chunks, again in backward. Every rank makes the same calls of `head`, forward and backward, since each is a
+    collective under ZeRO-3.
     """
     chunk = partial(_chunk, head, temperature=temperature, with_entropy=with_entropy)
-    logprobs, entropy = by_chunks(chunk, [hidden, targets], [head], vocabulary, chunk_elements, kept=KEPT_CHUNKS)
+    rows = [hidden, targets] if kept is None else [hidden, targets, kept]
+    logprobs, entropy = by_chunks(chunk, rows, [head], vocabulary, chunk_elements, kept=KEPT_CHUNKS)
     return logprobs, entropy if with_entropy else None
 
 
@@ -79,9 +84,23 @@ def by_chunks(
 
 
 def _chunk(
-    head: Head, hidden: Tensor, targets: Tensor, *, temperature: float, with_entropy: bool
+    head: Head, hidden: Tensor, targets: Tensor, kept: Tensor | None = None, *, temperature: float, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    return target_logprobs(head(hidden), targets, temperature=temperature, with_entropy=with_entropy)
+    logits = head(hidden)
+    if kept is not None:
+        logits, targets = kept_only(logits, targets, kept)
+    return target_logprobs(logits, targets, temperature=temperature, with_entropy=with_entropy)
+
+
+def kept_only(logits: Tensor, targets: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits (M, k) of the kept tokens, and the targets' places among these.
+
+    logits: (M, V); targets: (M,) int64, each one of its row's kept tokens; kept: (M, k) int32, filled with NO_TOKEN,
+    whose logits are so low that their probability is exactly 0 and the entropy stays finite.
+    """
+    places = (kept == targets.unsqueeze(-1)).int().argmax(-1)
+    chosen = logits.gather(-1, kept.clamp_min(0).long())
+    return chosen.masked_fill(kept == NO_TOKEN, _NO_LOGIT), places
 
 
 def target_logprobs(

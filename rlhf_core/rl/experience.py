@@ -9,16 +9,20 @@ import torch
 from torch import Tensor
 
 from rlhf_core.errors import RewardError
+from rlhf_core.kept_tokens import KeptTokens
 from rlhf_core.models.vision import ImageProcessor, with_images
 from rlhf_core.packing import pack
-from rlhf_core.types import PackedBatch, Rollouts, TrainingBatch, Trajectory
+from rlhf_core.types import Branch, PackedBatch, Rollouts, TrainingBatch, Trajectory
 
 
-def pack_trajectories(trajectories: Sequence[Trajectory], processor: ImageProcessor | None = None) -> Rollouts:
+def pack_trajectories(
+    trajectories: Sequence[Trajectory], processor: ImageProcessor | None = None, *, truncated: bool = False
+) -> Rollouts:
     """Pack all sequences of the trajectories of a step, in order.
 
-    processor: the policy's, if prompts or environments have images.
-    Raises ValueError if some trajectories have step rewards and others do not.
+    processor: the policy's, if prompts or environments have images. truncated: whether sampling was, so that each
+    sampled token must be among those that were kept in its place.
+    Raises ValueError if some trajectories have step rewards and others do not, or if kept tokens are missing.
     """
     sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
     lengths = torch.tensor([s.token_ids.numel() for s in sequences])
@@ -31,6 +35,7 @@ def pack_trajectories(trajectories: Sequence[Trajectory], processor: ImageProces
         episode_indices=torch.arange(len(trajectories)).repeat_interleave(each),
         process_rewards=_joined([t.step_rewards for t in trajectories]),
         step_ends=_joined([t.step_ends for t in trajectories]),
+        kept_tokens=_kept_tokens(sequences) if truncated else None,
     )
     images = [
         each for t in trajectories for each in (t.prompt.images + t.feedback_images, *(b.images for b in t.branches))
@@ -48,11 +53,26 @@ def pack_hinted(trajectories: Sequence[Trajectory]) -> PackedBatch | None:
     if any(trajectory.branches for trajectory in trajectories):
         raise ValueError("a hint stands before one sequence, but an episode has several")
     sequences, masks = [], []
+    kept: list[KeptTokens] = []
     for trajectory in trajectories:
         hinted, prompt_length = torch.tensor(trajectory.prompt.hinted_ids), len(trajectory.prompt.token_ids)
         sequences.append(torch.cat([hinted, trajectory.token_ids[prompt_length:]]))
         masks.append(torch.cat([torch.zeros_like(hinted, dtype=torch.bool), trajectory.loss_mask[prompt_length:]]))
-    return pack(sequences, masks)
+        if trajectory.kept is not None:
+            kept += [KeptTokens.nowhere(len(hinted)), trajectory.kept.after(prompt_length)]
+    return replace(pack(sequences, masks), kept_tokens=KeptTokens.joined(kept).dense() if kept else None)
+
+
+def _kept_tokens(sequences: Sequence[Trajectory | Branch]) -> Tensor:
+    """Return the kept tokens of all sequences, (N, k) int32. Raises ValueError for a trained token that is not kept."""
+    parts = [s.kept or KeptTokens.nowhere(s.token_ids.numel()) for s in sequences]
+    kept, ids = KeptTokens.joined(parts).dense(), torch.cat([s.token_ids for s in sequences])
+    if not ((kept == ids.unsqueeze(1)).any(1) | ~torch.cat([s.loss_mask for s in sequences])).all():
+        raise ValueError(
+            "a sampled token is not among those that truncated sampling kept, or the engine did not return these: its "
+            "log-prob would be of another distribution"
+        )
+    return kept
 
 
 def require_finite(batch: TrainingBatch, trajectories: Sequence[Trajectory]) -> None:

@@ -84,7 +84,7 @@ class Loop:
 
         with phase("score"):
             self.turns.train()
-            rollouts = pack_trajectories(trajectories, self.processor)
+            rollouts = pack_trajectories(trajectories, self.processor, truncated=bool(self.config.sampling.truncation))
             logged = None if self.rollout_log is None else self.rollout_log.mask(step + 1, trajectories, rollouts)
             scored = self.trainer.score(rollouts, pack_hinted(trajectories), logged)
 

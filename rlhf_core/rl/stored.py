@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_core.kept_tokens import KeptTokens
 from rlhf_core.types import Branch, Prompt, Stretch, Trajectory
 
 _TENSORS = {
@@ -53,12 +55,17 @@ def trajectory_of(values: Mapping[str, Any], prompt: Prompt) -> Trajectory:
 def _values(sequence: Trajectory | Branch) -> dict[str, Any]:
     names = [f.name for f in fields(sequence) if f.name not in ("feedback_images", "images")]
     values = {name: getattr(sequence, name) for name in names}
-    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
+    kept = {} if sequence.kept is None else {"kept": [list(sequence.kept.counts), list(sequence.kept.token_ids)]}
+    tensors = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
+    return {**tensors, **kept}
 
 
 def _tensors(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` with tensors in place of lists."""
-    return {
+    kept = values.get("kept")
+    arrays = {} if kept is None else {"kept": KeptTokens(*(array("i", part) for part in kept))}
+    tensors = {
         name: torch.tensor(value, dtype=_TENSORS[name]) if name in _TENSORS and value is not None else value
         for name, value in values.items()
     }
+    return {**tensors, **arrays}

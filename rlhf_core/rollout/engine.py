@@ -25,6 +25,7 @@ class EngineSettings:
     seed: int
     lora: LoraConfig | None = None  # of the published adapters; None: full models are published
     sleeps: bool = False  # it shares its device with a rank, in turns
+    kept_of: SamplingConfig | None = None  # truncated sampling whose kept tokens are returned with each token
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,9 @@ def ranks_and_engines(
     ranks = RankSpec(config.placement, config.engine, partial(RLWorker, config, context, on_ranks))
     apart = {name: _apart(config, context, members) for name, members in placed_apart(models).items()}
     engines = EngineSettings(
-        config.rollout, config.engine.dtype, context.seed, config.served_lora, sleeps=config.hybrid
-    )
+        config.rollout, config.engine.dtype, context.seed, config.served_lora, sleeps=config.hybrid,
+        kept_of=config.sampling if config.sampling.truncation else None,
+    )  # fmt: skip
     return cluster.workers_and_engines(ranks, EngineSpec(inputs["model"], engines), context, apart)
 
 

@@ -43,15 +43,13 @@ class SamplingConfig(Config):
     temperature: Temperature = Field(default=1.0, description="0: greedy; else 0.01 to 2")
     top_p: PositiveShare = Field(
         default=1.0,
-        description="below 1: sample from the smallest set of tokens with this probability; not in RL's rollouts",
+        description="below 1: sample from the smallest set of tokens with this probability; RL needs top_k beside it",
     )
-    top_k: TopK = Field(
-        default=0, description="sample from this many of the most likely tokens; 0: from all; not in RL's rollouts"
-    )
+    top_k: TopK = Field(default=0, description="sample from this many of the most likely tokens; 0: from all")
     min_p: Share = Field(
         default=0.0,
-        description="sample from tokens with this share of the most likely token's probability or more; not in RL's "
-        "rollouts",
+        description="sample from tokens with this share of the most likely token's probability or more; RL needs top_k "
+        "beside it",
     )
     max_tokens: Tokens = Field(description="maximum length of a completion, in tokens")
     stop: list[StopText] = since_default(

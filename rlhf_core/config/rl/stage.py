@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from rlhf_core.config.engines.training import SHARED_BY_RANKS
 from rlhf_core.config.environments.environments import require_concurrent
-from rlhf_core.config.numbers import MOST_COMPLETIONS
+from rlhf_core.config.numbers import MOST_COMPLETIONS, MOST_KEPT
 from rlhf_core.config.rewards.rewards import require_environment
 from rlhf_core.config.rl.difficulty_checks import require_replayable, require_scores
 from rlhf_core.config.rl.group_checks import require_equal_draws, require_groups
@@ -248,12 +248,13 @@ class RLConfig(RLSettings):
     def _rollouts_explore(self) -> RLConfig:
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0: greedy rollouts of one prompt are all the same; use 1.0")
-        if self.sampling.truncation:
+        if self.sampling.truncation and not 0 < self.sampling.top_k <= MOST_KEPT:
             raise ValueError(
-                f"sampling.{self.sampling.truncation[0]}: rollouts are sampled from all tokens, since the policy is "
-                "trained on its own log-probs, not on those of a truncated distribution: ratios, KL and gradient would "
-                "be wrong; leave it out (evaluation and validation take it)"
+                f"sampling.{self.sampling.truncation[0]}: RL stores the tokens that were kept at each position, since "
+                f"its log-probs are of these alone, and top_k bounds them: set sampling.top_k, from 1 to {MOST_KEPT}"
             )
+        if self.sampling.top_k == 1:
+            raise ValueError("sampling.top_k is 1: rollouts of one prompt are all the same; set 2 or more")
         if self.sampling.max_tokens >= self.rollout.max_length:
             raise ValueError("sampling.max_tokens leaves no room for a prompt in rollout.max_length; raise the latter")
         return self

@@ -21,9 +21,9 @@ from rlhf_core.rollout.engine import EngineSettings, Progress, Refused, Request,
 from rlhf_core.rollout.shards import joined
 from rlhf_core.rollout.transport.base import Transport, WeightManifest
 from rlhf_core.rollout.vllm.adapters import load_adapter
-from rlhf_core.rollout.vllm.outputs import Partial, chosen
+from rlhf_core.rollout.vllm.outputs import KeptIn, Partial, chosen
 from rlhf_core.rollout.vllm.prompts import prompt_of, require_same_prompt
-from rlhf_core.rollout.vllm.settings import engine_arguments
+from rlhf_core.rollout.vllm.settings import engine_arguments, kept_in
 from rlhf_core.types import Completion
 
 _ADVANCE_SECONDS = 0.1  # after which `advance` returns to accept more requests; a call costs a few milliseconds
@@ -59,6 +59,8 @@ class VllmEngine(RolloutEngine):
         model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._tied = bool(model.get("tie_word_embeddings", False))
         self._image_token: int | None = model["image_token_id"] if reads_images(model) else None
+        self._most_kept = 0 if settings.kept_of is None else settings.kept_of.top_k
+        self._kept_in = None if settings.kept_of is None else kept_in(settings.kept_of, model)
         with _collector_paused():
             arguments = engine_arguments(folder, model, settings)
             from vllm import LLM
@@ -87,10 +89,8 @@ class VllmEngine(RolloutEngine):
         outputs = self._run(prompts, parameters, keep_prefixes=keep_prefixes)
         for request, output in zip(requests, outputs, strict=True):
             require_same_prompt(request, output)
-        return [
-            Partial(top=request.top_logprobs).add(output.outputs[0], self._version).completion()
-            for request, output in zip(requests, outputs, strict=True)
-        ]
+        both = zip(requests, outputs, strict=True)
+        return [self._partial(request).add(output.outputs[0], self._version).completion() for request, output in both]
 
     def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Progress]:
         """Implement RolloutEngine.advance, with prefixes cached until new weights are loaded."""
@@ -114,7 +114,7 @@ class VllmEngine(RolloutEngine):
                     raise
                 self._complete[number] = Refused(reason_of(error))  # a program's mistake, which ends no other episode
                 continue
-            self._begun[str(number)] = request, Partial(top=request.top_logprobs)
+            self._begun[str(number)] = request, self._partial(request)
         while self._begun and not self._complete and time.monotonic() < deadline:
             self._step()
         complete, self._complete = self._complete, {}
@@ -147,6 +147,7 @@ class VllmEngine(RolloutEngine):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+        kept = self._kept_of(request)
         return SamplingParams(
             temperature=request.parameters.temperature,
             top_p=request.parameters.top_p,
@@ -155,11 +156,20 @@ class VllmEngine(RolloutEngine):
             max_tokens=min(request.parameters.max_tokens, self._room(index, request.prompt)),
             stop_token_ids=list(request.parameters.stop_token_ids),
             seed=request.seed,
-            logprobs=request.top_logprobs,
+            logprobs=max(request.top_logprobs, 0 if kept is None else kept.returned),
+            flat_logprobs=kept is not None,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             structured_outputs=None if request.structure is None else StructuredOutputsParams(json=request.structure),
         )
+
+    def _kept_of(self, request: Request) -> KeptIn | None:
+        """Return the reader of the tokens that are kept at each position; None if the request's are not returned."""
+        parameters = request.parameters
+        return self._kept_in if parameters.temperature and 0 < parameters.top_k <= self._most_kept else None
+
+    def _partial(self, request: Request) -> Partial:
+        return Partial(top=request.top_logprobs, kept_in=self._kept_of(request))
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return log p(token t | tokens < t) of the raw logits, per sequence; the first of each is 0.0.

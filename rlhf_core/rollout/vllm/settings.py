@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from rlhf_core.config.engines.rollout import VllmEngineConfig
+from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import adapted_layers
@@ -19,10 +19,12 @@ from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.vllm.checks import cpu_cache_bytes, problems_on_cpu, split_problems
 from rlhf_core.rollout.vllm.environment import set_vllm_environment
+from rlhf_core.rollout.vllm.outputs import KeptIn
 from rlhf_core.rollout.vllm.passed import passed_arguments
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM has kernels; the last is the maximum in recipes
 _WORKER = "rlhf_core.rollout.vllm.worker.PublishedWeights"
+_EQUAL_TOKENS = 64  # beyond `top_k`, of a logit equal to the last: vLLM keeps these too
 _BATCHED_TOKENS = 4096  # of one forward on CPU: enough for efficient matrix products
 
 
@@ -77,6 +79,8 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
     else:
         arguments["gpu_memory_utilization"] = config.memory_share
         arguments["enable_sleep_mode"] = settings.sleeps
+    if settings.kept_of is not None:
+        arguments["max_logprobs"] = kept_in(settings.kept_of, model).returned
     if settings.lora is not None:
         arguments |= {
             "enable_lora": True,
@@ -85,6 +89,12 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
             "lora_target_modules": _lora_modules(settings.lora, folder),
         }
     return arguments | (passed_arguments(config.vllm) if config.vllm else {})
+
+
+def kept_in(kept_of: SamplingConfig, model: dict[str, Any]) -> KeptIn:
+    """Return the reader of the tokens that truncated sampling keeps. model: its config.json."""
+    vocabulary: int = text_config(model)["vocab_size"]
+    return KeptIn(min(2 * kept_of.top_k + _EQUAL_TOKENS, vocabulary), vocabulary)
 
 
 def _check_length(max_length: int, model: dict[str, Any]) -> None:

@@ -173,10 +173,11 @@ def test_what_cannot_be_validated(validation: dict[str, Any], says: str) -> None
     [
         (
             {"top_p": 0.9},
-            r"sampling.top_p: rollouts are sampled from all tokens, since the policy is trained on its own",
+            "sampling.top_p: RL stores the tokens .* top_k bounds them: set sampling.top_k, from 1 to 1024",
         ),
-        ({"top_k": 50}, r"sampling.top_k: rollouts are sampled from all tokens"),
-        ({"min_p": 0.1}, r"sampling.min_p: rollouts are sampled from all tokens"),
+        ({"min_p": 0.1}, "sampling.min_p: RL stores the tokens that were kept at each position"),
+        ({"top_k": 1025}, "sampling.top_k: RL stores the tokens that were kept"),
+        ({"top_k": 1}, "sampling.top_k is 1: rollouts of one prompt are all the same"),
         ({"temperature": 0.0}, r"greedy rollouts of one prompt are all the same"),
         ({"temperature": 0.009}, r"temperature is 0.009, but the engines sample at 0.01 to 2; for greedy completions"),
         ({"temperature": 2.5}, r"it must be from 0 to 2: the engines sample at 0.01 to 2"),
@@ -185,6 +186,7 @@ def test_what_cannot_be_validated(validation: dict[str, Any], says: str) -> None
 def test_rollouts_that_would_have_other_log_probs_than_the_trainers(sampling: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         RLConfig.model_validate({**COMMON, "sampling": {"max_tokens": 4, **sampling}})
+    RLConfig.model_validate({**COMMON, "sampling": {"max_tokens": 4, "top_k": 1024, "top_p": 0.9, "min_p": 0.1}})
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.1}, {"temperature": 0.0}], ids=str)

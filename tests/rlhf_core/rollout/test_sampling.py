@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from rlhf_core.chat.tokenizers import word_level_tokenizer
 from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.episodes.rollouter import Rollouter
+from rlhf_core.kept_tokens import KeptTokens
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.packing import pack
 from rlhf_core.processes.child_process import ChildProcess
@@ -37,11 +39,14 @@ RL = RLConfig.model_validate({
 Served = tuple[LlamaForCausalLM, ChildEngine]
 
 
+KEPT = SamplingConfig(max_tokens=24, top_k=6, top_p=0.9, min_p=0.02)
+
+
 @pytest.fixture(scope="module")
 def served(engine_process: ChildProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("sampling")
     model = make_model(folder, tied=True)
-    engine = ChildEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0))
+    engine = ChildEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0, kept_of=KEPT))
     yield model, engine
     engine.shutdown()
 
@@ -57,13 +62,16 @@ def sampled(engine: ChildEngine, **settings: float) -> tuple[list[Completion], T
 
 
 @torch.no_grad()
-def trainers_logprobs(model: LlamaForCausalLM, completions: list[Completion], temperature: float) -> Tensor:
-    """As a training rank computes them, over the whole vocabulary."""
+def trainers_logprobs(
+    model: LlamaForCausalLM, completions: list[Completion], temperature: float, kept: Tensor | None = None
+) -> Tensor:
+    """As a training rank computes them, over the whole vocabulary or the `kept` tokens of the batch."""
     pairs = list(zip(PROMPTS, completions, strict=True))
     batch = pack(
         [[*prompt, *completion.token_ids] for prompt, completion in pairs],
         [[False] * len(prompt) + [True] * len(completion.token_ids) for prompt, completion in pairs],
     )
+    batch = replace(batch, kept_tokens=kept)
     logprobs: Tensor = PolicyModel(model)(batch, temperature=temperature, only=batch.loss_mask)[0]
     return logprobs[batch.loss_mask]
 
@@ -100,7 +108,7 @@ def test_the_kl_of_a_policy_to_itself_is_zero_at_every_temperature(served: Serve
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.3}], ids=str)
 def test_a_truncated_distribution_is_another_than_the_policys(served: Served, cut: dict[str, float]) -> None:
-    """Why RL refuses these settings; an evaluation, which trains on no log-prob, samples from exactly what they say."""
+    """Why RL needs the kept tokens; an evaluation, which trains on no log-prob, samples from exactly what they say."""
     model, engine = served
     completions, rollout = sampled(engine, temperature=0.7, **cut)
     whole = trainers_logprobs(model, completions, temperature=0.7)
@@ -108,6 +116,48 @@ def test_a_truncated_distribution_is_another_than_the_policys(served: Served, cu
     for prompt, completion in list(zip(PROMPTS, completions, strict=True))[:4]:
         expected = truncated_logprobs(model, prompt, completion, temperature=0.7, **cut)
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "cut", [{"top_k": 6}, {"top_k": 3}, {"top_k": 6, "top_p": 0.7}, {"top_k": 6, "min_p": 0.3}], ids=str
+)
+def test_over_the_kept_tokens_the_kl_of_a_policy_to_itself_is_zero(served: Served, cut: dict[str, float]) -> None:
+    model, engine = served
+    completions, rollout = sampled(engine, temperature=0.7, **cut)
+    for prompt, completion in list(zip(PROMPTS, completions, strict=True))[:4]:
+        expected = truncated_logprobs(model, prompt, completion, temperature=0.7, **cut)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, rtol=0, atol=1e-4)
+    parts = []
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        assert completion.kept is not None
+        assert len(completion.kept.counts) == len(completion.token_ids)
+        assert max(completion.kept.counts) <= cut["top_k"]
+        parts += [KeptTokens.nowhere(len(prompt)), completion.kept]
+    kept = KeptTokens.joined(parts).dense()
+    difference = rollout - trainers_logprobs(model, completions, temperature=0.7, kept=kept)
+    assert float(difference.abs().max()) < 3e-5
+
+
+def test_samples_of_all_tokens_have_no_kept_ones(served: Served) -> None:
+    completions, _ = sampled(served[1])
+    assert all(completion.kept is None for completion in completions)
+
+
+def test_requests_that_advance_return_the_kept_tokens_too(served: Served) -> None:
+    """In several parts, each of which has its own."""
+    _, engine = served
+    parameters = SamplingParameters.of(KEPT, (EOS,))
+    done: dict[int, Completion] = {}
+    asked = {number: Request(prompt, parameters, number) for number, prompt in enumerate(PROMPTS[:4])}
+    while len(done) < 4:
+        done |= engine.call_on(0, RolloutEngine.advance, asked)
+        asked = {}
+    for completion in done.values():
+        assert completion.kept is not None
+        position = 0
+        for token, count in zip(completion.token_ids, completion.kept.counts, strict=True):
+            assert token in completion.kept.token_ids[position : position + count]
+            position += count
 
 
 @torch.no_grad()
@@ -120,9 +170,10 @@ def truncated_logprobs(
     logits = model(input_ids=torch.tensor([[*prompt, *completion.token_ids]])).logits[0, len(prompt) - 1 : -1]
     probabilities, order = torch.softmax(logits / temperature, dim=-1).sort(descending=True)
     kept = probabilities >= min_p * probabilities[:, :1]
-    kept &= probabilities.cumsum(-1) - probabilities < top_p  # those before it are not yet enough
     if top_k:
         kept[:, top_k:] = False
+    left = (probabilities * kept) / (probabilities * kept).sum(-1, keepdim=True)
+    kept &= left.cumsum(-1) - left < top_p  # those before it are not yet enough, of what the others leave
     left = (probabilities * kept) / (probabilities * kept).sum(-1, keepdim=True)
     place = (order == tokens.unsqueeze(1)).int().argmax(-1, keepdim=True)
     return left.gather(1, place).squeeze(1).log()
