@@ -23,6 +23,8 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
     with build_loop(config, inputs, context, partial(ranks_and_engines, config, inputs, context, cluster)) as loop:
         metrics = loop.run()
         loop.save(folder)
+    if (folder / CRITIC).is_dir():
+        context.publish(CRITIC, config.steps, Output(Kind.REWARD_MODEL, folder / CRITIC))
     kind = Kind.POLICY if config.lora is None else Kind.ADAPTER
     return Output(kind, folder, {**_last_and_best(metrics), **loop.row_counts})
 

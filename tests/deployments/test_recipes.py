@@ -69,6 +69,7 @@ OTHER_TYPOS = {
     "tiny-ratings": ("reward_regression.lora", "reward_regression.loar"),
     "tiny-merge": ("agreed.density", "agreed.densty"),
     "tiny-difficulty": ("by_difficulty.select.forget_after", "by_difficulty.select.forget_afer"),
+    "tiny-prolonged": ("second.select.rates", "second.select.rate"),
     "smollm2-dpo": ("after.reference", "after.refrence"),
     "smollm2-best-of-n": ("best.least_reward", "best.least_rewards"),
 }

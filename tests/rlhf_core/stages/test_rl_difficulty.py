@@ -67,3 +67,22 @@ def test_replayed_groups_are_trained_beside_sampled_ones(tmp_path: Path) -> None
     # Of weights of one step before, so that engine and trainer differ there, and nowhere else.
     for (_, metrics), count in zip(context.logs, replayed, strict=True):
         assert (metrics["rollout_kl"] > 1e-6) == (count > 0)
+
+
+def test_a_saved_critic_is_an_artifact_that_the_next_one_starts_from(tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": f"say {letter}"}], "answer": letter} for letter in "abcd"]
+    inputs = {"model": base_model(tmp_path / "base"), "dataset": dataset(tmp_path / "d", rows)}
+    optimizer = {"learning_rate": 1e-2}
+    block: dict[str, Any] = {
+        "rewards": {"exact": {"type": "verifier", "pattern": "(.)"}}, "optimizer": optimizer, "group_size": 2,
+        "critic": {"optimizer": optimizer, "save": True},
+    }  # fmt: skip
+    first = config(algorithm="ppo", ppo=block, steps=2, select=None)
+    policy, _ = run(tmp_path / "one" / "work", first, inputs)
+    saved = tmp_path / "one" / "published" / "critic.2"
+    assert (saved / "config.json").read_bytes() == (policy.folder / "critic" / "config.json").read_bytes()
+    next_block = {**block, "critic": {"optimizer": optimizer, "start": "saved"}}
+    second = config(algorithm="ppo", ppo=next_block, steps=1, select=None)
+    critic = local_input(saved, Kind.REWARD_MODEL)
+    _, context = run(tmp_path / "two" / "work", second, {**inputs, "model": policy, "ppo.critic.start": critic})
+    assert context.logs[0][1]["critic_squared_error"] < 1.0
