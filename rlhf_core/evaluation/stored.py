@@ -1,11 +1,13 @@
-"""Differences between two models in the store, of all evaluations that both have."""
+"""Evaluations as files, and the differences between two models of which the store has them."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -38,6 +40,14 @@ def differences(repository: ArtifactRepository, baseline: ArtifactRef, candidate
                 if comparison is not None:
                     seen.add(name)
                     yield comparison
+
+
+def write_evaluation(folder: Path, results: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> None:
+    """Write `results.json`, and `samples.jsonl` with a line for each prompt, to a new folder."""
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    with (folder / SAMPLES_FILE).open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
 
 
 def difference(

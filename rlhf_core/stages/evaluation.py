@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
@@ -23,6 +21,7 @@ from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import answer
+from rlhf_core.evaluation.stored import write_evaluation
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise, uniformity
 from rlhf_core.models.folders.folder import stored_dtype
 from rlhf_core.models.vision import RowImages, open_processor
@@ -31,7 +30,6 @@ from rlhf_core.rewards.known_answers import Asked, require_known_answers
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.stages.cluster import Cluster, EngineSpec
 from rlhf_core.stages.partial_rows import PartialRows
-from rlhf_core.tracking.protocol import SAMPLES_FILE
 from rlhf_core.training.counts import require_counts
 from rlhf_core.types import Prompt
 
@@ -96,7 +94,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         print(f"note: {note}", flush=True)
     results = summarise(answered, pass_at=config.pass_at, seed=context.seed)
     folder = context.workdir / "evaluation"
-    write_results(folder, results, prompts, answered)
+    write_evaluation(folder, results, map(_sample, prompts, answered))
     metrics = {**flat_metrics(results, main_scorer=next(iter(config.scorers))), **fitted.metrics()}
     context.log(0, {**metrics, "sampling_seconds": sampling_seconds})
     return Output(
@@ -106,23 +104,16 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     )
 
 
-def write_results(
-    folder: Path, results: Mapping[str, Any], prompts: Sequence[Prompt], answered: Sequence[Answered]
-) -> None:
-    """Write `results.json`, and `samples.jsonl` with a line for each prompt, its greedy completion first."""
-    folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    with (folder / SAMPLES_FILE).open("w", encoding="utf-8", newline="\n") as file:
-        for prompt, answer in zip(prompts, answered, strict=True):
-            line = {
-                "id": prompt.id,
-                "prompt": prompt.text,
-                "answer": prompt.row.get("answer"),
-                "task": prompt.row.get("task"),
-                "completions": [
-                    {"text": c.text, "scores": c.scores, "tokens": c.tokens, "finish_reason": c.finish_reason}
-                    | ({} if c.messages is None else {"messages": c.messages})
-                    for c in (answer.greedy, *answer.sampled)
-                ],
-            }
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+def _sample(prompt: Prompt, answer: Answered) -> dict[str, Any]:
+    """Return the line of a prompt in `samples.jsonl`, its greedy completion first."""
+    return {
+        "id": prompt.id,
+        "prompt": prompt.text,
+        "answer": prompt.row.get("answer"),
+        "task": prompt.row.get("task"),
+        "completions": [
+            {"text": c.text, "scores": c.scores, "tokens": c.tokens, "finish_reason": c.finish_reason}
+            | ({} if c.messages is None else {"messages": c.messages})
+            for c in (answer.greedy, *answer.sampled)
+        ],
+    }

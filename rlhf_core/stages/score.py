@@ -18,6 +18,9 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.formats import Row
 from rlhf_core.data.reading import iterate_rows, write_dataset
 from rlhf_core.errors import ConversationError, StageError
+from rlhf_core.evaluation.ranking import Ranked, rank
+from rlhf_core.evaluation.ranking import flat_metrics as ranking_metrics
+from rlhf_core.evaluation.stored import write_evaluation
 from rlhf_core.models.folders.folder import read_config
 from rlhf_core.models.folders.readers import reader_problem
 from rlhf_core.rewards import open_rewards
@@ -81,6 +84,8 @@ def _run(
 
     judged |= readers.judge(read, report)
     require_counts(reward_counts(len(completions), judged))
+    if config.pairs is not None:
+        return _ranked(rows, judged, context)
     entries = [
         with_rewards(each.entry, {name: values[n] for name, values in judged.items()}, config.reward_weights)
         for n, each in enumerate(completions)
@@ -94,10 +99,34 @@ def _run(
     return Output(Kind.DATASET, folder, metrics)
 
 
+def _ranked(rows: Sequence[Row], judged: Mapping[str, Sequence[float]], context: StageContext) -> Output:
+    """Write the evaluation of the rewards on `rows`, of the format `reward_bench`."""
+    ranked: dict[str, list[Ranked]] = {name: [] for name in judged}
+    samples, first = [], 0
+    for row in rows:
+        middle, last = first + row["chosen"], first + len(row["completions"])
+        for name, values in judged.items():
+            ranked[name].append(Ranked(row["subset"], values[first:middle], values[middle:last]))
+        right = {name: float(each[-1].is_right) for name, each in ranked.items()}
+        samples.append({
+            "id": row["id"], "prompt": row["prompt"][-1]["content"], "answer": row["completions"][0]["text"],
+            "task": row["subset"],
+            "completions": [{"text": row["completions"][0]["text"], "scores": right, "finish_reason": "given"}],
+            "rewards": {name: values[first:last] for name, values in judged.items()},
+        })  # fmt: skip
+        first = last
+    results = {name: rank(each, context.seed) for name, each in ranked.items()}
+    folder = context.workdir / "evaluation"
+    write_evaluation(folder, results, samples)
+    metrics = {**ranking_metrics(results), "prompts": len(rows), "completions": first}
+    context.log(0, {name: float(value) for name, value in metrics.items()})
+    return Output(Kind.EVALUATION, folder, metrics)
+
+
 def _completion_rows(config: ScoreConfig, inputs: Mapping[str, Input]) -> Iterator[Row]:
     """Rows of the format `completions`; of a conversation its last reply."""
     for row in iterate_rows(inputs[config.rows_input].folder):
-        if config.dataset is not None:
+        if config.conversations is None:
             yield row
             continue
         messages = row["messages"]

@@ -39,9 +39,10 @@ DRAWS = {
     **{name: {True} for name in STAGES},
     **{name: {False} for name in (
         "overlap", "logprobs", "top_logprobs", "merge", "merge_models", "pairs", "unpaired", "best_of_n", "conditional",
-        "conditional_prompts", "score", "round_prompts", "round", "gate", "report", "artifact", "quantise",
+        "conditional_prompts", "round_prompts", "round", "gate", "report", "artifact", "quantise",
     )},
     "dataset": {True, False},  # whether it shuffles or mixes
+    "score": {True, False},  # whether a model reads, or intervals are drawn
     "base": {True, False},  # random weights or those of a folder
 }  # fmt: skip
 

@@ -179,6 +179,7 @@ def test_the_typos_cover_every_section() -> None:
         "mean",
         "arc",
         "changes",
+        "preferred",
     ]  # which have settings of others
     assert sections - {"name", "description", "seed", "extends"} <= {right.partition(".")[0] for right in typos}
 

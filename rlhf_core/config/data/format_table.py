@@ -25,6 +25,9 @@ FORMATS: Table[FormatEntry] = Table("formats", FormatEntry, {
     "stepwise": FormatEntry(
         "rlhf_core.data.formats.stepwise:Stepwise", "a completion that is cut ends in the middle of a step"
     ),
+    "reward_bench": FormatEntry(
+        "rlhf_core.data.formats.reward_bench:RewardBench", "a completion that is cut has another reward"
+    ),
     "prompts": FormatEntry("rlhf_core.data.formats.prompts:Prompts", "a prompt that is cut asks another question"),
 })  # fmt: skip
 

@@ -14,10 +14,14 @@ from rlhf_core.config.stages.base import JudgedBy, NamedStageConfig, ResumedConf
 from rlhf_core.config.stages.sampled import RewardedConfig
 from rlhf_core.config.texts import JudgeName
 
+_INPUTS = ("dataset", "conversations", "pairs")  # one of which names the completions
+
 
 class ScoreConfig(ResumedConfig, RewardedConfig, SeededConfig, NamedStageConfig):
     """Gives completions, or the last replies of conversations, rewards in place of those that they have. Either
-    `dataset` or `conversations` names them."""
+    `dataset` or `conversations` names them. With `pairs` the result is an evaluation of the rewards: how often they
+    prefer the chosen completion.
+    """
 
     made_format: ClassVar[str] = "completions"
 
@@ -26,6 +30,10 @@ class ScoreConfig(ResumedConfig, RewardedConfig, SeededConfig, NamedStageConfig)
     )
     conversations: Annotated[str | None, Reads("dataset", format="conversations", only_read=True, optional=True)] = (
         Field(default=None, description="name of an entry of the recipe's `data`, format conversations")
+    )
+    pairs: Annotated[str | None, Reads("dataset", format="reward_bench", held_out=True, optional=True)] = Field(
+        default=None,
+        description="name of an entry of the recipe's `data`, format reward_bench: the rewards are evaluated on it",
     )
     prompts: Annotated[str | None, Reads("dataset", format="prompts", only_read=True, optional=True)] = Field(
         default=None,
@@ -41,13 +49,13 @@ class ScoreConfig(ResumedConfig, RewardedConfig, SeededConfig, NamedStageConfig)
     rows_per_call: GroupSize = operational(256, description="prompts whose completions rewards of text get at a time")
 
     @property
-    def makes(self) -> Role:
-        return "dataset"
+    def makes(self) -> Role | None:
+        return "dataset" if self.pairs is None else None
 
     @property
     def rows_input(self) -> str:
         """The input that has the completions."""
-        return "conversations" if self.dataset is None else "dataset"
+        return next(name for name in _INPUTS if getattr(self, name) is not None)
 
     @property
     def prompts_of(self) -> str | None:
@@ -55,8 +63,8 @@ class ScoreConfig(ResumedConfig, RewardedConfig, SeededConfig, NamedStageConfig)
 
     @property
     def draws(self) -> bool:
-        """Ranks of reward models seed their generators."""
-        return bool(self.readers)
+        """Ranks of reward models seed their generators; so do intervals."""
+        return bool(self.readers) or self.pairs is not None
 
     def judges(self) -> Iterator[JudgedBy]:
         own = "dataset" if self.dataset is not None else ""
@@ -65,8 +73,10 @@ class ScoreConfig(ResumedConfig, RewardedConfig, SeededConfig, NamedStageConfig)
 
     @model_validator(mode="after")
     def _one_input(self) -> Self:
-        if (self.dataset is None) == (self.conversations is None):
-            raise ValueError("name the completions by `dataset`, or conversations by `conversations`: one of the two")
+        if sum(getattr(self, name) is not None for name in _INPUTS) != 1:
+            raise ValueError(
+                "name the completions by `dataset`, conversations by `conversations`, or pairs by `pairs`: one of them"
+            )
         return self
 
     @model_validator(mode="after")

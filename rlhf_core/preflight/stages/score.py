@@ -19,7 +19,7 @@ _ROWS = 200  # of the dataset, which are tokenised
 
 def check(config: ScoreConfig, node: Draft, context: CheckContext) -> Iterator[str]:
     for name, reward in config.rewards.items():
-        if reward.row_columns and config.prompts is None and config.dataset not in context.samples:
+        if reward.row_columns and config.prompts is None and (config.dataset or config.pairs) not in context.samples:
             yield (
                 f"{node.section}.rewards.{name}: it reads the column `{reward.row_columns[0]}`, which completions have "
                 f"not: set {node.section}.prompts to the dataset of their prompts"
@@ -34,7 +34,7 @@ def check(config: ScoreConfig, node: Draft, context: CheckContext) -> Iterator[s
         if problem is None and "model" not in context.nodes[judge].inputs:  # one that was trained here has a scale
             problem = scale_problem(model.settings, reward)
             problem = problem or separator_problem(model.settings.get(STORED_SEPARATOR), reward)
-        if problem is None and config.dataset is not None:
+        if problem is None and config.conversations is None:
             problem = _unreadable(config, model, context)
         yield from () if problem is None else (f"{node.section}.rewards.{name}: {problem}",)
 
@@ -42,7 +42,7 @@ def check(config: ScoreConfig, node: Draft, context: CheckContext) -> Iterator[s
 def _unreadable(config: ScoreConfig, model: BaseModel, context: CheckContext) -> str | None:
     """Return the first completion's problem for the reward model; None if there is none, or no tokenizer at hand."""
     assert config.max_length is not None
-    rows = context.samples.get(config.dataset or "", [])[:_ROWS]
+    rows = context.samples.get(config.dataset or config.pairs or "", [])[:_ROWS]
     if not rows:
         return None
     try:

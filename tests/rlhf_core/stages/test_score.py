@@ -205,8 +205,8 @@ def test_prompts_that_ask_the_same_with_other_answers_are_refused(inputs: dict[s
     ("changes", "message"),
     [
         ({"rewards": {}}, "at least 1 item"),
-        ({"conversations": "t"}, "one of the two"),
-        ({"dataset": None}, "one of the two"),
+        ({"conversations": "t"}, "one of them"),
+        ({"dataset": None}, "one of them"),
         ({"max_length": 9}, "`rewards` has none of a model: leave it out"),
         ({"rewards": {"whole": MODELS["whole"]}}, "max_length is missing"),
         ({"engine": ENGINE}, "engine is for models that read the completions, but there is no reward"),
@@ -217,3 +217,55 @@ def test_prompts_that_ask_the_same_with_other_answers_are_refused(inputs: dict[s
 def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         settings(**changes)
+
+
+def test_reward_models_are_judged_on_pairs_in_the_format_of_reward_bench(
+    inputs: dict[str, Input], tmp_path: Path
+) -> None:
+    """Against transformers in float64."""
+    asked = [[{"role": "user", "content": f"say {letter}"}] for letter in "abc"]
+    texts = [("a", "b"), ("bb", "c"), ("c", "a", "abc")]
+    rows = [
+        {"prompt": turns, "completions": [{"text": text} for text in of_row], "chosen": 1, "subset": subset}
+        for turns, of_row, subset in zip(asked, texts, ("chat", "chat", "safety"), strict=True)
+    ]
+    own = {name: inputs[name] for name in ("rewards.whole.model", "rewards.again.model")}
+    own["pairs"] = dataset(tmp_path / "pairs", rows)
+    rewards = {name: MODELS[name] for name in ("again", "whole")}
+    config = settings(dataset=None, pairs="p", rewards=rewards, engine=ENGINE, max_length=24)
+    output = run(tmp_path / "work", own, config, InProcessCluster())
+
+    folder = own["rewards.again.model"].folder
+    tokenizer = load_tokenizer(folder)
+    judge = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64)
+    by_row = []
+    for turns, of_row in zip(asked, texts, strict=True):
+        ids = [ended_completion(tokenizer, turns, text)[0] for text in of_row]
+        with torch.no_grad():
+            by_row.append([float(judge(torch.tensor([each])).logits[0, 0]) for each in ids])
+    right = [float(chosen > max(rejected)) for chosen, *rejected in by_row]
+    margins = [[chosen - each for each in rejected] for chosen, *rejected in by_row]
+    assert output.kind is Kind.EVALUATION
+    metrics = output.metrics
+    assert metrics["accuracy"] == metrics["whole/accuracy"] == numpy.mean(right)
+    assert metrics["accuracy/chat"] == numpy.mean(right[:2])
+    assert metrics["accuracy/safety"] == right[2]
+    assert metrics["margin"] == pytest.approx(numpy.mean([numpy.mean(each) for each in margins]), abs=1e-5)
+    assert metrics["whole/margin"] == pytest.approx(metrics["margin"] / 2, abs=1e-5)  # its deviation is 2
+    flat = numpy.array([margin for each in margins for margin in each])
+    assert metrics["log_loss"] == pytest.approx(numpy.log1p(numpy.exp(-flat)).mean(), abs=1e-5)
+
+    samples = [json.loads(line) for line in (output.folder / "samples.jsonl").read_text("utf-8").splitlines()]
+    scores = [sample["completions"][0]["scores"] for sample in samples]
+    assert scores == [{"again": value, "whole": value} for value in right]
+    assert [sample["task"] for sample in samples] == ["chat", "chat", "safety"]
+    assert samples[2]["rewards"]["again"] == pytest.approx(by_row[2], abs=1e-5)
+    results = json.loads((output.folder / "results.json").read_text("utf-8"))
+    assert sum(each["pairs"] for each in results["again"]["all"]["reliability"]) == 4
+
+
+def test_pairs_make_no_dataset_and_stand_alone() -> None:
+    assert settings(dataset=None, pairs="p").makes is None
+    assert settings().makes == "dataset"
+    with pytest.raises(ValidationError, match="or pairs by `pairs`: one of them"):
+        settings(pairs="p")
