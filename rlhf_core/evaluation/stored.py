@@ -12,8 +12,9 @@ from typing import Any
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.contract import Input
+from rlhf_core.evaluation.comparison import scorers_of
 from rlhf_core.evaluation.verdict import Comparison, Criterion, judge
-from rlhf_core.tracking.protocol import SAMPLES_FILE
+from rlhf_core.tracking.protocol import SAMPLES_FILE, read_jsonl
 
 
 def differences(repository: ArtifactRepository, baseline: ArtifactRef, candidate: ArtifactRef) -> Iterator[Comparison]:
@@ -31,7 +32,7 @@ def differences(repository: ArtifactRepository, baseline: ArtifactRef, candidate
     seen: set[str] = set()
     with tempfile.TemporaryDirectory() as cache:
         for after, before in itertools.product(evaluations[candidate], evaluations[baseline]):
-            for scorer in after.config.get("scorers", {}):
+            for scorer in _scorers(repository, after, Path(cache)):
                 name = f"{after.name.partition('.')[0]}.{scorer}"
                 if name in seen:
                     continue
@@ -48,6 +49,12 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], samples: Iterable
     (folder / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     with (folder / SAMPLES_FILE).open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+
+
+def _scorers(repository: ArtifactRepository, evaluation: Manifest, cache: Path) -> list[str]:
+    if scorers := evaluation.config.get("scorers"):
+        return list(scorers)
+    return scorers_of(read_jsonl(repository.fetch(evaluation.ref, cache, only=[SAMPLES_FILE]) / SAMPLES_FILE))
 
 
 def difference(

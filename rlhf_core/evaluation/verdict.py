@@ -11,7 +11,7 @@ from typing import Any
 from rlhf_core.artifacts.manifest import MetricValue
 from rlhf_core.config.stages.evaluation import Completions
 from rlhf_core.contract import Input
-from rlhf_core.evaluation.comparison import compare, require_comparable
+from rlhf_core.evaluation.comparison import compare, require_comparable, scorers_of
 from rlhf_core.tracking.protocol import SAMPLES_FILE, VERDICT_FILE, read_jsonl
 
 
@@ -75,9 +75,10 @@ class Verdict:
 def judge(baseline: Input, candidate: Input, criterion: Criterion) -> Comparison:
     """Compare the evaluations of two models. Raises ValueError, in one sentence, if they are not comparable."""
     before, after = (read_jsonl(item.folder / SAMPLES_FILE) for item in (baseline, candidate))
-    scorer = criterion.scorer or next(iter(before[0]["completions"][0]["scores"]))
+    scorer = criterion.scorer or next(iter(scorers_of(before)), "")
     require_comparable(baseline.manifest, candidate.manifest, scorer)
     difference = compare(before, after, scorer, criterion.completions)
+    prompts = sum(scorer in row["completions"][0]["scores"] for row in before)
     low, bound = difference.low, criterion.bound
     passed = low > bound if criterion.strict else low >= bound
     position = {
@@ -85,9 +86,9 @@ def judge(baseline: Input, candidate: Input, criterion: Criterion) -> Comparison
     }[criterion.strict, passed]  # fmt: skip
     reason = (
         f"{scorer}, {criterion.completions}: {difference.value:+.3f} ({low:+.3f} to {difference.high:+.3f}) on "
-        f"{len(before)} prompts; the lower end is {position} {bound:+.3f}"
+        f"{prompts} prompts; the lower end is {position} {bound:+.3f}"
     )
     return Comparison(
-        criterion.metric, scorer, criterion.completions, difference.value, low, difference.high, len(before), passed,
+        criterion.metric, scorer, criterion.completions, difference.value, low, difference.high, prompts, passed,
         reason,
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from rlhf_core.config.stages.evaluation import Completions, EvaluationConfig
+from rlhf_core.config.stages.evaluation import Completions, EvaluatesModels
 from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.recipe.recipe import Recipe
 
@@ -36,14 +36,10 @@ def score_problem(
     """Return the problem of an evaluation without the scores that the settings at `place` compare; None if it has
     them.
     """
-    config = evaluations_of(recipe)[evaluation]
-    if scorer is not None and scorer not in config.scorers:
-        return f"{place}.scorer: `{evaluation}` has no scorer `{scorer}`; it has {', '.join(config.scorers)}"
-    if completions == "sampled" and not config.samples:
-        return f"{place}.completions: `{evaluation}` samples none: raise {evaluation}.samples, or compare greedy"
-    return None
+    problem = evaluations_of(recipe)[evaluation].score_problem(evaluation, scorer, completions)
+    return None if problem is None else f"{place}.{problem}"
 
 
-def evaluations_of(recipe: Recipe) -> Mapping[str, EvaluationConfig]:
-    """Return the recipe's stages `evaluation` by name."""
-    return {name: config for name, config in recipe.stages.items() if isinstance(config, EvaluationConfig)}
+def evaluations_of(recipe: Recipe) -> Mapping[str, EvaluatesModels]:
+    """Return the recipe's stages that evaluate models by name."""
+    return {name: config for name, config in recipe.stages.items() if isinstance(config, EvaluatesModels)}

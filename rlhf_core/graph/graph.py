@@ -16,7 +16,7 @@ from rlhf_core.graph.plugins import plugins_of
 from rlhf_core.graph.rerun import Rerun
 from rlhf_core.graph.user_files import user_files
 from rlhf_core.recipe.loading import LoadedRecipe
-from rlhf_core.stages.key import stage_key
+from rlhf_core.stages.key import stage_key, used_libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ def _node(
         sources = pins(draft.config, resolved)
     except RecipeError as error:
         raise RecipeError(f"{draft.section}: {error}") from error
-    seed, libraries = draft.config.seed_of(loaded.recipe.seed), {**libraries, **plugins}
+    seed = draft.config.seed_of(loaded.recipe.seed)
+    libraries = used_libraries(draft.config, {**libraries, **plugins})
     key = stage_key(
         draft.stage, draft.config,
         inputs=refs, user_files=files, pins=sources, seed=seed, libraries=libraries, rerun=rerun,

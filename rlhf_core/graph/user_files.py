@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf_core.config.base import Config, configs_below
-from rlhf_core.config.data.dataset import IMAGE_SUFFIXES
+from rlhf_core.config.base import Config, NamedFolder, configs_below
 from rlhf_core.config.stages.base_model import MODEL_SUFFIXES
 from rlhf_core.data.sources.opening import name_problem
 from rlhf_core.errors import RecipeError, one_line
 from rlhf_core.models.folders.folder import TEMPLATES
 from rlhf_core.system.paths import file_problem
+
+_SETTINGS = {"images": "images.folder", "tasks": "task_folder"}  # that name a folder, by what it holds
 
 
 def user_files(config: Config, root: Path) -> dict[str, str]:
@@ -36,16 +37,17 @@ def model_files(root: Path, folder: str) -> list[str]:
     return [f"{folder.rstrip('/')}/{name}" for name in names if name.endswith(MODEL_SUFFIXES)]
 
 
-def image_files(root: Path, folder: str) -> list[str]:
-    """Return the images in the user's folder `folder`, at any depth, as `folder/name`. Raises RecipeError if none."""
+def files_below(root: Path, named: NamedFolder) -> list[str]:
+    """Return the files of the user's folder that count, at any depth, as `folder/name`. Raises RecipeError if none."""
+    folder, place = named.path, _SETTINGS[named.holds]
     try:
-        below = sorted(path for path in (root / folder).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+        below = sorted(path for path in (root / folder).rglob("*") if path.suffix.lower() in named.suffixes)
         names = [path.relative_to(root / folder).as_posix() for path in below if path.is_file()]
-        what = f"has no file that ends in {', '.join(IMAGE_SUFFIXES)}" if (root / folder).is_dir() else "is not there"
+        what = f"has no file that ends in {', '.join(named.suffixes)}" if (root / folder).is_dir() else "is not there"
     except OSError as error:
-        raise RecipeError(f"images.folder: {folder}: this folder cannot be read ({error.strerror})") from error
+        raise RecipeError(f"{place}: {folder}: this folder cannot be read ({error.strerror})") from error
     if not names:
-        raise RecipeError(f"images.folder: {folder}: this folder {what}")
+        raise RecipeError(f"{place}: {folder}: this folder {what}")
     return [f"{folder.rstrip('/')}/{name}" for name in names]
 
 
@@ -61,7 +63,7 @@ def _paths(config: Config, root: Path) -> Iterator[str]:
         yield from part.named_files()
         for folder in part.named_folders():
             if "://" not in folder.path:
-                yield from (model_files if folder.holds == "a model" else image_files)(root, folder.path)
+                yield from model_files(root, folder.path) if folder.holds == "a model" else files_below(root, folder)
 
 
 def _digest(root: Path, path: str) -> str:

@@ -13,13 +13,14 @@ from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.costs import StageCost, stage_cost
 from rlhf_core.artifacts.deletions import wait_for_deletions
 from rlhf_core.artifacts.documents import parsed
-from rlhf_core.artifacts.manifest import ArtifactRef, Kind, MetricValue
+from rlhf_core.artifacts.manifest import ArtifactRef, MetricValue
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
 from rlhf_core.config.prices import PricesConfig
 from rlhf_core.errors import IntegrityError
 
 _PARALLEL_REQUESTS = 16
+_COMPARED = ("evaluation", "benchmark")  # stages with a node for each model
 Outcome = Literal["reused", "computed", "failed", "not run"]
 
 
@@ -81,7 +82,7 @@ class RunRecord(Config):
         """The metrics of each evaluation stage, by its name, and of each model that it evaluated."""
         metrics: dict[str, dict[str, Mapping[str, MetricValue]]] = {}
         for node in self.nodes:
-            if node.ref.stage == Kind.EVALUATION:
+            if node.ref.stage in _COMPARED:
                 stage, _, model = node.name.partition(".")
                 metrics.setdefault(stage, {})[model] = node.metrics
         return metrics

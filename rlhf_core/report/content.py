@@ -14,7 +14,7 @@ from rlhf_core.artifacts.gates import GATES, gate_of
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.texts import is_blank
 from rlhf_core.contract import Input
-from rlhf_core.evaluation.comparison import compare, questions
+from rlhf_core.evaluation.comparison import compare, questions, scorers_of
 from rlhf_core.evaluation.summary import uniformity
 from rlhf_core.report.formatting import main_metrics
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, VERDICT_FILE, read_jsonl
@@ -226,7 +226,7 @@ def _by_prompts(answers: Answers) -> list[Answers]:
     comparable: dict[tuple[str, frozenset[str]], dict[str, list[dict[str, Any]]]] = {}
     for model, rows in answers.items():
         asked = json.dumps(sorted(questions(rows).items()), default=str)
-        comparable.setdefault((asked, frozenset(_greedy(rows[0])["scores"])), {})[model] = rows
+        comparable.setdefault((asked, frozenset(scorers_of(rows))), {})[model] = rows
     return list(comparable.values())
 
 
@@ -239,7 +239,7 @@ def _differences(answers: Answers) -> list[Difference]:
     return [
         _difference(scorer, before, after, answers[before], answers[after])
         for before, after in pairs
-        for scorer in _greedy(answers[before][0])["scores"]
+        for scorer in scorers_of(answers[before])
     ]
 
 
@@ -247,7 +247,8 @@ def _difference(
     scorer: str, before: str, after: str, old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]
 ) -> Difference:
     difference = compare(old, new, scorer)
-    return Difference(scorer, before, after, difference.value, difference.low, difference.high, len(new))
+    prompts = sum(scorer in _greedy(row)["scores"] for row in new)
+    return Difference(scorer, before, after, difference.value, difference.low, difference.high, prompts)
 
 
 def _greedy(row: dict[str, Any]) -> dict[str, Any]:
@@ -256,8 +257,8 @@ def _greedy(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sample_rows(answers: Answers) -> list[SampleRow]:
-    """Return all prompts in a fixed random order, which is independent of the models' scores."""
-    first = next(iter(answers.values()))
+    """Return all prompts with scores in a fixed random order, which is independent of the models' scores."""
+    first = [row for row in next(iter(answers.values())) if _greedy(row)["scores"]]
     rows = {model: {row["id"]: row for row in model_rows} for model, model_rows in answers.items()}
     samples = []
     for row in random.Random(0).sample(first, len(first)):

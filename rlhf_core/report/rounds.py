@@ -37,7 +37,7 @@ def page(repository: ArtifactRepository, title: str, ends: Sequence[RoundEnd]) -
             sample = _first_sample(repository, record)
             prompt = prompt or str(sample["prompt"])
         greedy = sample["completions"][0] if sample else None
-        score = None if greedy is None else float(next(iter(greedy["scores"].values())))
+        score = None if greedy is None else next(iter(greedy["scores"].values()), None)
         rows.append(RoundRow(end, metrics, "" if greedy is None else visible(greedy["text"]), score))
     names = list(dict.fromkeys(name for row in rows for name in row.metrics))
     return standalone("rounds.html", {"title": title, "prompt": prompt, "rows": rows, "names": names})

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
 from rlhf_core.config.flat import flattened
 from rlhf_core.config.stages.evaluation import Completions
-from rlhf_core.evaluation.comparison import compare, questions
+from rlhf_core.evaluation.comparison import compare, questions, scorers_of
 
 Rows = Sequence[Mapping[str, Any]]  # of an evaluation's samples.jsonl
 Section = Literal["settings", "inputs", "code", "libraries"]
@@ -236,7 +236,8 @@ def _why_not_paired(name: str, first: ComparedRun, run: ComparedRun) -> str:
     if questions(first.rows[name]) != questions(run.rows[name]):
         return "other prompts"
     before, after = _manifests(first)[name], _manifests(run)[name]
-    if before.config.get("scorers") != after.config.get("scorers"):
+    others = scorers_of(first.rows[name]) != scorers_of(run.rows[name])
+    if before.config.get("scorers") != after.config.get("scorers") or others:
         return "other scorers"
     if before.user_files != after.user_files:
         return "the files of its scorers changed"
@@ -247,16 +248,19 @@ def _differences(run: str, before: Rows, after: Rows) -> Iterator[PairedDifferen
     sampled = all(len(rows[0]["completions"]) > 1 for rows in (before, after))
     kinds: tuple[Completions, ...] = ("greedy", "sampled") if sampled else ("greedy",)
     for completions in kinds:
-        for scorer in before[0]["completions"][0]["scores"]:
+        for scorer in scorers_of(before):
             estimate = compare(before, after, scorer, completions)
-            yield PairedDifference(run, scorer, completions, estimate.value, estimate.low, estimate.high, len(before))
+            prompts = sum(scorer in row["completions"][0]["scores"] for row in before)
+            yield PairedDifference(run, scorer, completions, estimate.value, estimate.low, estimate.high, prompts)
 
 
 def _changes(run: str, before: Rows, after: Rows) -> Iterator[SampleChange]:
     new = {row["id"]: row for row in after}
     for row in before:
         old_completion, new_completion = row["completions"][0], new[row["id"]]["completions"][0]
-        scorer = next(iter(old_completion["scores"]))  # the main one
+        scorer = next(iter(old_completion["scores"]), None)  # the main one
+        if scorer is None:
+            continue
         yield SampleChange(
             run, scorer, str(row["id"]), row["prompt"], row.get("answer"),
             old_completion["text"], new_completion["text"],

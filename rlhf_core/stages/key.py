@@ -14,10 +14,13 @@ from rlhf_core.config.base import Config, result_settings
 from rlhf_core.config.engines.rollout import ENGINES
 from rlhf_core.config.inputs import input_settings
 from rlhf_core.config.stages.base import StageConfig
+from rlhf_core.config.stages.benchmark import HARNESS
 from rlhf_core.contract import Stage
 from rlhf_core.errors import RecipeError
 
 COMPUTING_LIBRARIES = ("torch", "vllm", "deepspeed", "transformers", "peft")
+# Those of single stages -> what pip installs them by.
+OPTIONAL_LIBRARIES: Mapping[str, str] = MappingProxyType({HARNESS: "alignment[benchmarks]"})
 
 
 def stage_key(
@@ -42,7 +45,7 @@ def stage_key(
         "config": result_settings(config),
         "inputs": _without_chosen_names(config, {name: f"{ref.stage}/{ref.key}" for name, ref in inputs.items()}),
         "user_files": dict(user_files),
-        "libraries": _without_other_engines(config, libraries),
+        "libraries": used_libraries(config, libraries),
     }
     if seed is not None:
         identity["seed"] = seed
@@ -65,26 +68,34 @@ def _without_chosen_names(config: Config, inputs: Mapping[str, str]) -> dict[str
     return {**named, **lists}
 
 
-def _without_other_engines(config: Config, libraries: Mapping[str, str]) -> dict[str, str]:
-    """Without libraries of engines that the stage does not have; those of COMPUTING_LIBRARIES are in every key."""
+def used_libraries(config: Config, libraries: Mapping[str, str]) -> dict[str, str]:
+    """Return the libraries without those that only other stages use; those of COMPUTING_LIBRARIES are in every key.
+
+    Raises RecipeError, with the remedy, if one that the stage uses is missing.
+    """
     engines = config.engines if isinstance(config, StageConfig) else None
     own = None if engines is None else ENGINES[engines.type].library
     if own is not None and own not in COMPUTING_LIBRARIES and own not in libraries:
         raise RecipeError(f"{own}, which the engines of this stage are of, is not installed here")
+    optional = config.libraries if isinstance(config, StageConfig) else ()
+    for library in optional:
+        if library not in libraries:
+            raise RecipeError(f"{library} is not installed here: run `pip install '{OPTIONAL_LIBRARIES[library]}'`")
     others = {entry.library for entry in ENGINES.values()} - {own, *COMPUTING_LIBRARIES}
+    others |= OPTIONAL_LIBRARIES.keys() - set(optional)
     return {library: its for library, its in libraries.items() if library not in others}
 
 
 def computing_libraries() -> dict[str, str]:
     """Return the installed versions of the libraries that compute, including ours.
 
-    Raises RecipeError for one that is not installed, unless only a kind of engines needs it.
+    Raises RecipeError for one that is not installed, unless only a kind of engines, or of stages, needs it.
     """
     from rlhf_core import __version__
 
     distributions = {entry.library: entry.distributions for entry in ENGINES.values()}
     versions = {"alignment": __version__}
-    for library in dict.fromkeys((*COMPUTING_LIBRARIES, *distributions)):
+    for library in dict.fromkeys((*COMPUTING_LIBRARIES, *distributions, *OPTIONAL_LIBRARIES)):
         found = _installed_version(distributions.get(library, (library,)))
         if found is not None:
             versions[library] = found

@@ -35,7 +35,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.stages.attempt import RecordedAttempt
 from rlhf_core.stages.hang import Stop, watched
 from rlhf_core.stages.job_context import JobContext, workdir_root
-from rlhf_core.stages.key import computing_libraries, stage_key
+from rlhf_core.stages.key import computing_libraries, stage_key, used_libraries
 from rlhf_core.stages.manifests import manifest_of
 from rlhf_core.stages.resources import recorded
 from rlhf_core.stages.table import STAGES
@@ -160,18 +160,19 @@ def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, Stage
             f"stage {spec.stage}, version {spec.stage_version}, was asked for, but the code on the cluster {here}: "
             "give both the same release"
         )
+    config = stage.config.model_validate_json(json.dumps(spec.config))
     installed = computing_libraries() | {name: v for name, v in spec.plugins.items() if name in spec.libraries}
+    there, here_too = used_libraries(config, spec.libraries), used_libraries(config, installed)
     differing = [
-        f"{name} {spec.libraries.get(name, 'none')} there, {installed.get(name, 'none')} here"
-        for name in sorted(spec.libraries.keys() | installed.keys())
-        if spec.libraries.get(name) != installed.get(name)
+        f"{name} {there.get(name, 'none')} there, {here_too.get(name, 'none')} here"
+        for name in sorted(there.keys() | here_too.keys())
+        if there.get(name) != here_too.get(name)
     ]
     if differing:
         raise StageError(
             f"the key was computed for other libraries than this job has: {'; '.join(differing)}: "
             "install the same on the cluster as where the run is started"
         )
-    config = stage.config.model_validate_json(json.dumps(spec.config))
     key = stage_key(
         stage, config,
         inputs=spec.inputs, user_files=spec.user_files, pins=spec.pins, seed=spec.seed, libraries=spec.libraries,

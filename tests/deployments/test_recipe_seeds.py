@@ -16,12 +16,14 @@ from rlhf_core.stages.job_context import JobContext
 from rlhf_core.stages.key import stage_key
 from rlhf_core.stages.table import STAGES
 
+LIBRARIES = {"lm-eval": "1"}
 # Recipes that have every stage between them.
 TOP = "{stage: top_logprobs, dataset: conversations, max_length: 64}"
 GATE = "gate={candidate: dpo, baseline: sft, better: {exact: {}}}"
 SCORED = "scored={stage: score, dataset: sampled, rewards: {short: {type: verifier}}}"
 RECIPES = {
     "tiny": ("rl.algorithm=ppo", "data.prompts.shuffle=false"),
+    "tiny-benchmark": (),
     "tiny-best-of-n": ("judged={stage: unpaired, dataset: sampled, threshold: 0.5}", SCORED),
     "tiny-conditional": (),
     "tiny-distillation": (f"top={TOP}",),
@@ -50,7 +52,7 @@ DRAWS = {
 def test_every_stage_has_the_seed_in_its_key_or_cannot_read_it(tmp_path: Path) -> None:
     found: dict[str, set[bool]] = {}
     for recipe, overrides in RECIPES.items():
-        before, after = (build_graph(load_recipe(recipe, (*overrides, f"seed={seed}")), {}) for seed in (3, 4))
+        before, after = (build_graph(load_recipe(recipe, (*overrides, f"seed={seed}")), LIBRARIES) for seed in (3, 4))
         for name, node in before.items():
             draws = _own_key(node, node.seed) != _own_key(node, after[name].seed)
             found.setdefault(node.stage.name, set()).add(draws)
@@ -81,7 +83,7 @@ def _own_key(node: Node, seed: int | None) -> str:
     """The key of `node` with `seed`, after the same inputs."""
     return stage_key(
         node.stage, node.config,
-        inputs=node.input_refs, user_files=node.user_files, pins=node.pins, seed=seed, libraries={},
+        inputs=node.input_refs, user_files=node.user_files, pins=node.pins, seed=seed, libraries=LIBRARIES,
     )  # fmt: skip
 
 

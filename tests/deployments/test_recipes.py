@@ -29,7 +29,7 @@ WITH_PPO = [
     for name in WITH_RL
     if "reward_model" in (blocks := load_recipe(name).recipe.blocks) and "ppo" in getattr(blocks["rl"], "blocks", {})
 ]
-LIBRARIES = {"torch": "1"}
+LIBRARIES = {"torch": "1", "lm-eval": "1"}
 # Of each section a setting, and the same with two letters changed places or one left out.
 TYPOS = {
     "name": "nmae",
@@ -70,6 +70,7 @@ OTHER_TYPOS = {
     "tiny-merge": ("agreed.density", "agreed.densty"),
     "tiny-difficulty": ("by_difficulty.select.forget_after", "by_difficulty.select.forget_afer"),
     "tiny-prolonged": ("second.select.rates", "second.select.rate"),
+    "tiny-benchmark": ("benchmark.num_fewshot", "benchmark.num_fewshto"),
     "smollm2-dpo": ("after.reference", "after.refrence"),
     "smollm2-best-of-n": ("best.least_reward", "best.least_rewards"),
 }
@@ -93,7 +94,8 @@ from rlhf_core.recipe.loading import load_recipe
 from rlhf_core.graph.graph import build_graph
 from rlhf_core.preflight.look import preflight
 pinned = {"smolvlm": ["base.source.revision=" + "f" * 40]}  # there is no hub to ask
-graphs = {name: list(build_graph(load_recipe(name, pinned.get(name, [])), {"torch": "1"})) for name in sys.argv[1:]}
+libraries = json.loads(sys.argv[1])
+graphs = {name: list(build_graph(load_recipe(name, pinned.get(name, [])), libraries)) for name in sys.argv[2:]}
 print(json.dumps({"graphs": graphs, "torch": "torch" in sys.modules}))
 """
 
@@ -101,7 +103,7 @@ print(json.dumps({"graphs": graphs, "torch": "torch" in sys.modules}))
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
     """The nodes of each recipe's graph, in a process that does nothing else, and whether that has loaded torch."""
-    command = [sys.executable, "-c", LOADING, *RECIPES]
+    command = [sys.executable, "-c", LOADING, json.dumps(LIBRARIES), *RECIPES]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     return dict(json.loads(done.stdout))
 
@@ -179,6 +181,7 @@ def test_the_typos_cover_every_section() -> None:
         "mean",
         "arc",
         "changes",
+        "gate",
         "preferred",
     ]  # which have settings of others
     assert sections - {"name", "description", "seed", "extends"} <= {right.partition(".")[0] for right in typos}

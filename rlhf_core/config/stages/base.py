@@ -152,6 +152,11 @@ class StageConfig(Config):
         return None
 
     @property
+    def libraries(self) -> tuple[str, ...]:
+        """Optional libraries that compute its result, whose versions are part of its key."""
+        return ()
+
+    @property
     def token_readers(self) -> Mapping[str, tuple[str, str]]:
         """Models that read the tokens of its input `model`, by setting: the input, and the remedy if it cannot read
         them.

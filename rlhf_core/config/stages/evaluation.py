@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -13,13 +13,36 @@ from rlhf_core.config.environments.environments import AnyEnvironment, SingleTur
 from rlhf_core.config.numbers import GroupSize, Samples
 from rlhf_core.config.rewards.rewards import require_environment
 from rlhf_core.config.rewards.scorers import ScorerConfig
-from rlhf_core.config.stages.base import EnginesConfig, JudgedBy, ResumedConfig
+from rlhf_core.config.stages.base import EnginesConfig, JudgedBy, ResumedConfig, StageConfig
 from rlhf_core.config.texts import JudgeName
 
 Completions: TypeAlias = Literal["greedy", "sampled"]  # whose scores are compared
 
 
-class EvaluationConfig(ResumedConfig, EnginesConfig):
+class EvaluatesModels(StageConfig):
+    """A stage that evaluates each of `models` in a separate node, NAME.MODEL, with scores that gates compare."""
+
+    models: Annotated[tuple[str, ...] | None, Reads("model", each="model")] = Field(
+        default=None, description="stages of the models to compare; none: all above that make a model"
+    )
+
+    def score_problem(self, name: str, scorer: str | None, completions: Completions) -> str | None:
+        """Return the problem of a gate that compares these scores of this stage, called `name`; None if it has them.
+
+        It begins with the gate's setting, `scorer` or `completions`.
+        """
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _models_differ(self) -> Self:
+        if self.models is not None and len(set(self.models)) != len(self.models):
+            raise ValueError(f"models names one twice: {', '.join(self.models)}")
+        if self.models == ():
+            raise ValueError("models is an empty list: name a stage, or leave it out for all that make a model")
+        return self
+
+
+class EvaluationConfig(EvaluatesModels, ResumedConfig, EnginesConfig):
     """Each of `models` is evaluated by a separate node, NAME.MODEL; one stage evaluates on one dataset."""
 
     dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True, images=True)] = Field(
@@ -36,17 +59,6 @@ class EvaluationConfig(ResumedConfig, EnginesConfig):
         SingleTurn(),
         description="the environment of an episode; scorers of text judge its last reply; default: one reply",
     )
-    models: Annotated[tuple[str, ...] | None, Reads("model", each="model")] = Field(
-        default=None, description="stages of the models to compare; none: all above that make a model"
-    )
-
-    @model_validator(mode="after")
-    def _models_differ(self) -> EvaluationConfig:
-        if self.models is not None and len(set(self.models)) != len(self.models):
-            raise ValueError(f"models names one twice: {', '.join(self.models)}")
-        if self.models == ():
-            raise ValueError("models is an empty list: name a stage, or leave it out for all that make a model")
-        return self
 
     @model_validator(mode="after")
     def _samples_differ(self) -> EvaluationConfig:
@@ -81,6 +93,13 @@ class EvaluationConfig(ResumedConfig, EnginesConfig):
     def _programs_need_not_wait(self) -> EvaluationConfig:
         require_concurrent(self.environment, self.rollout)
         return self
+
+    def score_problem(self, name: str, scorer: str | None, completions: Completions) -> str | None:
+        if scorer is not None and scorer not in self.scorers:
+            return f"scorer: `{name}` has no scorer `{scorer}`; it has {', '.join(self.scorers)}"
+        if completions == "sampled" and not self.samples:
+            return f"completions: `{name}` samples none: raise {name}.samples, or compare greedy"
+        return None
 
     def text_readers_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         return () if self.environment.of_row(row).reads_images else ("environment",)

@@ -1,0 +1,1 @@
+"""Tasks of lm-evaluation-harness: the harness in a process of its own, and what it asks of a model's engines."""
