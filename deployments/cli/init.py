@@ -23,9 +23,9 @@ from rlhf_core.models.folders.folder import text_config
 from rlhf_core.models.folders.headers import read_object
 from rlhf_core.recipe.loading import load_recipe
 from rlhf_core.recipe.methods import method_hint
-from rlhf_core.recipe.yaml_text import read_yaml
 from rlhf_core.system.paths import user_path, writing_to
 from rlhf_core.system.scratch import scratch_folder
+from rlhf_core.system.yaml_text import read_yaml
 
 app = typer.Typer()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from deployments.translation.settings import Expression, Origin, place_of
 from rlhf_core.errors import RecipeError
-from rlhf_core.recipe.yaml_text import YAMLTextError, read_yaml
+from rlhf_core.system.yaml_text import YAMLTextError, read_yaml
 
 KINDS = {"GRPO": "grpo", "DPO": "dpo", "SFT": "sft"}  # beginnings of the names of configs and trainers
 

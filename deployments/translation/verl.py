@@ -30,7 +30,7 @@ from deployments.translation.settings import (
 )
 from deployments.translation.shell import LAUNCHED, command_line, is_computed, launcher
 from rlhf_core.errors import RecipeError
-from rlhf_core.recipe.yaml_text import YAMLTextError, read_yaml
+from rlhf_core.system.yaml_text import YAMLTextError, read_yaml
 
 _MODULES = ("verl.trainer.main_ppo",)
 _ACTOR, _ROLLOUT, _MODEL, _REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model", "ref"))

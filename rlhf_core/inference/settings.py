@@ -14,7 +14,7 @@ from rlhf_core.config.base import Config
 from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
 from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.recipe.mistakes import sentence
-from rlhf_core.recipe.yaml_text import YAMLTextError, read_yaml
+from rlhf_core.system.yaml_text import YAMLTextError, read_yaml
 
 C = TypeVar("C", bound=Config)
 

@@ -13,8 +13,8 @@ from rlhf_core.config.base import NULL_WORDS
 from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.recipe.known_recipes import known_recipes
 from rlhf_core.recipe.recipe import Recipe
-from rlhf_core.recipe.yaml_text import YAMLTextError, read_yaml_file
 from rlhf_core.system.paths import file_problem
+from rlhf_core.system.yaml_text import YAMLTextError, read_yaml_file
 
 EXTENDS = "extends"
 _MOST_EXTENDED = 20  # one by the other

@@ -20,8 +20,8 @@ from rlhf_core.recipe.mistakes import sentence, shown
 from rlhf_core.recipe.patterns import with_files
 from rlhf_core.recipe.places import Override, Places
 from rlhf_core.recipe.recipe import Recipe
-from rlhf_core.recipe.yaml_text import YAMLTextError, read_yaml
 from rlhf_core.system.paths import file_problem
+from rlhf_core.system.yaml_text import YAMLTextError, read_yaml
 
 _MOST_MISTAKES = 50  # reported at once
 _MOST_KEYS = 50  # of an override, one inside the other

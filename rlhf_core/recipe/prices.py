@@ -11,8 +11,8 @@ from rlhf_core.artifacts.documents import first_problem
 from rlhf_core.config.prices import PricesConfig
 from rlhf_core.errors import RecipeError
 from rlhf_core.recipe.recipe import Recipe
-from rlhf_core.recipe.yaml_text import YAMLTextError, read_yaml_file
 from rlhf_core.system.variables import folder_of
+from rlhf_core.system.yaml_text import YAMLTextError, read_yaml_file
 
 PRICES_VARIABLE = "ALIGNMENT_PRICES"
 

@@ -18,7 +18,7 @@ from deployments.translation.settings import Origin, Setting
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.prepare import check
 from rlhf_core.recipe.loading import load_recipe
-from rlhf_core.recipe.yaml_text import read_yaml
+from rlhf_core.system.yaml_text import read_yaml
 from tests.rlhf_core.recipes import model_folder
 
 pytestmark = pytest.mark.parts

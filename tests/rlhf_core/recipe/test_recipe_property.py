@@ -29,8 +29,8 @@ from rlhf_core.errors import AlignmentError
 from rlhf_core.pipeline.estimates import Known, estimates
 from rlhf_core.pipeline.plan import plan
 from rlhf_core.pipeline.prepare import Checked, check
-from rlhf_core.recipe.yaml_text import read_yaml_file
 from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.system.yaml_text import read_yaml_file
 from rlhf_core.training.optimizers import learning_rate
 from tests.mutations import PATIENCE, examples
 from tests.rlhf_core.recipes import OPTIMIZER, RECIPE, validation, write

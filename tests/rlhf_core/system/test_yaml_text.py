@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_core.recipe.yaml_text import MAX_BYTES, YAMLTextError, read_yaml, read_yaml_file
+from rlhf_core.system.yaml_text import MAX_BYTES, YAMLTextError, read_yaml, read_yaml_file
 from tests.rlhf_core.recipe_text import RECIPE
 
 LAUGHS = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
