@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlhf_core.config.rewards.rewards import HTTPReward, JudgeReward
+from rlhf_core.config.rewards.rewards import HTTPReward, JudgeReward, PairwiseReward
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.preflight.samples import Located
 from rlhf_core.rewards.template_trial import template_problem
@@ -20,14 +20,17 @@ def check_texts(nodes: Mapping[str, Draft], samples: Mapping[str, list[Located]]
         datasets = {setting.path: setting.names[0] for setting in node.input_settings if setting.names}
         for judged in node.config.judges():
             rows = samples.get(datasets[judged.dataset], []) if judged.dataset else []
+            texts = {"completion": "completion"}
             match judged.judge:
                 case JudgeReward(template=template, tolerated_failures=share):
                     setting = "template"
+                case PairwiseReward(template=template, tolerated_failures=share):
+                    setting, texts = "template", {"first": "one completion", "second": "another one"}
                 case HTTPReward(query=str() as template, tolerated_failures=share):
                     setting = "query"
                 case _:
                     continue
-            problem = text_problem(template, rows, {"completion": "completion"}, tolerates=share > 0)
+            problem = text_problem(template, rows, texts, tolerates=share > 0)
             if problem is not None:
                 yield f"{node.section}.{judged.setting}.{setting}: {problem}"
 

@@ -61,6 +61,25 @@ class Reward(Protocol):
         """Release its resources, such as a child process."""
 
 
+@dataclass(frozen=True, slots=True)
+class TextGroup:
+    """The completions of one prompt, the text of the dataset row `row`."""
+
+    completions: Sequence[str]
+    prompt: str
+    row: Mapping[str, Any]
+
+
+class GroupReward(Protocol):
+    """A reward of text that sees all completions of a prompt together. It is made as a Reward is."""
+
+    def __call__(self, groups: Sequence[TextGroup]) -> RewardResult:
+        """Score the completions of all groups, one after the other. Raises RewardError as a Reward does."""
+
+    def close(self) -> None:
+        """Release its resources."""
+
+
 class TrajectoryReward(Protocol):
     """A reward of tokens: reward models read these; verifiers, functions and servers read text."""
 

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pkgutil import resolve_name
 from typing import Any
 
-from rlhf_core.config.rewards.rewards import REWARDS, RewardConfig, TextReward
+from rlhf_core.config.rewards.rewards import REWARDS, GroupReward, RewardConfig, TextReward
 from rlhf_core.contract import StageContext
 from rlhf_core.rewards.base import Reward, TrajectoryReward
-from rlhf_core.rewards.text import RewardOfText
+from rlhf_core.rewards.text import RewardOfGroups, RewardOfText
 
 
 def implementation_of(config: RewardConfig) -> Any:
@@ -30,7 +30,8 @@ def build_reward(config: RewardConfig, context: StageContext) -> TrajectoryRewar
     """
     if isinstance(config, TextReward):
         return RewardOfText(build_text_reward(config, context))
-    reward: TrajectoryReward = implementation_of(config).of(config, context)
+    implementation = implementation_of(config).of(config, context)
+    reward: TrajectoryReward = RewardOfGroups(implementation) if isinstance(config, GroupReward) else implementation
     return reward
 
 

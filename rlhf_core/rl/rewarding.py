@@ -14,12 +14,13 @@ from torch import Tensor
 
 from rlhf_core.chat.encoding import Tokenizer
 from rlhf_core.chat.steps import step_tokens
-from rlhf_core.config.rewards.rewards import TextReward
+from rlhf_core.config.rewards.rewards import GroupReward, TextReward
 from rlhf_core.config.rl.algorithms import AlgorithmConfig
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards import RewardResult, TrajectoryReward
 from rlhf_core.rewards.base import fits, written
 from rlhf_core.rewards.shaping import Shaping
+from rlhf_core.rewards.text import rewarded
 from rlhf_core.rl.filtering import Group
 from rlhf_core.types import Trajectory
 
@@ -29,8 +30,8 @@ _SHOWN_FAILURES = 3  # per reward and step
 class RewardPipeline:
     """The reward pipeline, in order.
 
-    1. Every reward judges every completion; a failure, a wrong number of values or a non-finite one ends the run,
-       except for the share that the reward's `tolerated_failures` allows.
+    1. Every reward judges every completion, a reward of groups those of a prompt together; a failure, a wrong number
+       of values or a non-finite one ends the run, except for the share that the reward's `tolerated_failures` allows.
     2. Their weighted sum. Step rewards are weighted too, summed at the last tokens of the steps, and not shaped.
     3. Shaping (rewards/shaping.py): overlong penalty, truncation, clipping, running normalisation.
     Dynamic filtering (rl/collector.py) uses scores, which are neither weighted nor shaped; advantages follow it.
@@ -46,7 +47,11 @@ class RewardPipeline:
         self._rewards = rewards
         self._tokenizer = tokenizer
         self._shaping = Shaping(settings.shaping, max_tokens)
-        self._tolerant = [n for n, r in settings.rewards.items() if isinstance(r, TextReward) and r.tolerated_failures]
+        self._tolerant = [
+            name
+            for name, reward in settings.rewards.items()
+            if isinstance(reward, TextReward | GroupReward) and reward.tolerated_failures
+        ]
         self._failures: Counter[str] = Counter()
 
     def __call__(self, groups: Sequence[Group]) -> list[Group | None]:
@@ -59,17 +64,19 @@ class RewardPipeline:
             return []
         trajectories = [trajectory for group in groups for trajectory in group]
         group_of = [number for number, group in enumerate(groups) for _ in group]
-        results = {name: reward(trajectories) for name, reward in self._rewards.items()}
+        results = {name: rewarded(reward, groups) for name, reward in self._rewards.items()}
         for name, result in results.items():
             self._failures[name] += len(result.failures)
             for index, why in list(result.failures.items())[:_SHOWN_FAILURES]:
                 print(f"reward {name}, tolerated: {why} (prompt {trajectories[index].prompt.id})", flush=True)
         failed = {group_of[index] for result in results.values() for index in result.failures}
         kept = [index for index, number in enumerate(group_of) if number not in failed]
-        rewarded = iter(
+        with_rewards = iter(
             self._rewarded([trajectories[index] for index in kept], {name: r.of(kept) for name, r in results.items()})
         )
-        return [None if number in failed else list(islice(rewarded, len(group))) for number, group in enumerate(groups)]
+        return [
+            None if number in failed else list(islice(with_rewards, len(group))) for number, group in enumerate(groups)
+        ]
 
     def _rewarded(self, trajectories: Sequence[Trajectory], results: Mapping[str, RewardResult]) -> list[Trajectory]:
         """Return `trajectories`, for none of which a reward failed, with their rewards from `results`."""

@@ -11,15 +11,20 @@ from rlhf_core.config.servers import PairTemplate, ServerConfig
 from rlhf_core.config.texts import AnswerPattern, NonEmpty
 
 
-class JudgeConfig(ServerConfig):
+class ChatConfig(ServerConfig):
     """`url` is the endpoint's base, such as http://127.0.0.1:8000/v1: `/chat/completions` is appended."""
 
     model: NonEmpty = Field(description="model name at the endpoint")
     system: str | None = Field(default=None, description="system message; none: no system message")
+    max_tokens: Tokens = Field(default=512, description="maximum length of a reply")
+
+
+class JudgeConfig(ChatConfig):
+    """A judge whose verdict a pattern finds in its reply."""
+
     pattern: AnswerPattern = Field(
         description="regular expression; group 1 of its last match in the reply is the verdict"
     )
-    max_tokens: Tokens = Field(default=512, description="maximum length of a reply")
 
 
 class PairJudgeConfig(JudgeConfig):

@@ -15,11 +15,12 @@ from pydantic import AfterValidator, Field, model_validator
 from rlhf_core.config.base import Reads, operational, since_default
 from rlhf_core.config.engines.placement import ModelPlacement, require_others
 from rlhf_core.config.engines.training import EngineConfig
-from rlhf_core.config.numbers import BatchSize, PartialShare, Reward, Seconds
+from rlhf_core.config.numbers import BatchSize, GroupSize, PartialShare, Reward, Seconds
 from rlhf_core.config.plugins import Table
-from rlhf_core.config.rewards.judges import JudgeConfig
+from rlhf_core.config.rewards.judges import JudgeConfig, PairJudgeConfig
 from rlhf_core.config.rewards.verifiers import VerifierConfig
 from rlhf_core.config.servers import CompletionTemplate, ServerConfig
+from rlhf_core.config.texts import NonEmpty
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import CalledBeforeJob, check_options
 
@@ -93,6 +94,24 @@ class TextReward(CompletionReward, Scorer):
         "must be worth less, before anything is trained; none: usual forms, which a verifier must tell apart; false: "
         "not checked",
     )
+
+
+class GroupReward(RewardConfig):
+    """A reward of text that sees all completions of a prompt together. Its implementation is a
+    rewards.base.GroupReward.
+    """
+
+    family: ClassVar[str] = "reward of a group"
+    tolerated_failures: PartialShare = Field(
+        default=0.0,
+        description="share of a step's completions that may fail to get this reward; their prompts are dropped from "
+        "the step and counted",
+    )
+
+    @property
+    def least_group(self) -> int:
+        """Completions of a prompt that it needs at least."""
+        return 1
 
 
 class EpisodeReward(RewardConfig):
@@ -263,6 +282,41 @@ class JudgeReward(JudgeConfig, TextReward):
         return self.range
 
 
+class PairwiseReward(GroupReward, PairJudgeConfig):
+    """The share of its comparisons that a completion wins by another model's verdict. Each pair is judged in both
+    orders; a tie, and a verdict that changes with the order, is half a win for both.
+    """
+
+    type: Literal["pairwise"]
+    reference: NonEmpty | None = Field(
+        default=None,
+        description="column with a completion that each is compared with; none: the prompt's others",
+    )
+    opponents: GroupSize | None = Field(
+        default=None,
+        description="others that each completion is compared with, drawn at random, in a group of odd size perhaps one "
+        "more; none: all others",
+    )
+
+    @model_validator(mode="after")
+    def _one_kind_of_opponents(self) -> PairwiseReward:
+        if self.reference is not None and self.opponents is not None:
+            raise ValueError("with `reference` each completion is compared with that alone: leave `opponents` out")
+        return self
+
+    @property
+    def least_group(self) -> int:
+        return 2 if self.reference is None else 1
+
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        return () if self.reference is None else (self.reference,)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+
 class EnvironmentReward(EpisodeReward, Scorer):
     """The sum of the rewards of the stage's `environment` over an episode."""
 
@@ -299,6 +353,7 @@ REWARDS: Table[RewardEntry] = Table("rewards", RewardEntry, {
     "function": RewardEntry(FunctionReward, "rlhf_core.rewards.function:RewardFunction"),
     "http": RewardEntry(HTTPReward, "rlhf_core.rewards.http:RewardServer"),
     "judge": RewardEntry(JudgeReward, "rlhf_core.rewards.judge:JudgeOfCompletions"),
+    "pairwise": RewardEntry(PairwiseReward, "rlhf_core.rewards.pairwise:WinRates"),
     "environment": RewardEntry(EnvironmentReward, "rlhf_core.rewards.environment:RewardOfEnvironment"),
 })  # fmt: skip
 

@@ -26,7 +26,7 @@ from rlhf_core.config.numbers import (
     Tokens,
     no_number,
 )
-from rlhf_core.config.rewards.rewards import ModelReward, RewardConfig, Scorer, VerifierReward
+from rlhf_core.config.rewards.rewards import GroupReward, ModelReward, RewardConfig, Scorer, VerifierReward
 from rlhf_core.config.rl.components import CrossEntropyConfig, MismatchConfig, PolicyTeacherConfig
 from rlhf_core.config.rl.critic import CriticConfig
 from rlhf_core.config.rl.kl import KLConfig, LossKLConfig, SquaredKLConfig
@@ -111,6 +111,16 @@ class AlgorithmConfig(Config):
     def _rewards_count(self) -> AlgorithmConfig:
         if self.rewards and not any(reward.weight for reward in self.rewards.values()):
             raise ValueError("all rewards have the weight 0, so that nothing would be learned; give one a weight")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_large_enough(self) -> AlgorithmConfig:
+        for name, reward in self.rewards.items():
+            if isinstance(reward, GroupReward) and self.group_size < reward.least_group:
+                raise ValueError(
+                    f"rewards.{name} compares the completions of a prompt, but group_size is {self.group_size}: set "
+                    f"{reward.least_group} or more"
+                )
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,10 @@ from tests.rlhf_core.recipes import Change, Problems, put
 pytestmark = pytest.mark.parts
 
 JUDGE = {"type": "judge", "url": "http://127.0.0.1:9", "model": "m", "pattern": "(.*)", "range": [0, 1]}
+PAIRWISE = {
+    **{name: value for name, value in JUDGE.items() if name != "range"},
+    "type": "pairwise", "template": "{{ first }}{{ second }}{{ row.no }}", "reference": "answer",
+}  # fmt: skip
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ completion }}"
 
 
@@ -44,6 +48,10 @@ def scored_by(template: str, **settings: Any) -> Change:
         ),
         (
             put("rl", "ppo", "rewards", value={"own": {**JUDGE, "template": "{{ completion }}{{ row.no }}"}}),
+            "rl.ppo.rewards.own.template: the template cannot be written for row",
+        ),
+        (
+            put("rl", "ppo", "rewards", value={"own": PAIRWISE}),
             "rl.ppo.rewards.own.template: the template cannot be written for row",
         ),
         (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +17,14 @@ from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.rewards import Reward, build_text_reward
 from rlhf_core.stages import sampled
+from tests.rlhf_core.chat_endpoint import Endpoint, chat_endpoint
 from tests.rlhf_core.stages.context import LocalContext
 from tests.rlhf_core.stages.supervised_runs import dataset
-from tests.services import http_server
-
-
-class Endpoint:
-    """Replies what `reply` says of the last message; keeps the requests."""
-
-    def __init__(self) -> None:
-        self.reply: Callable[[str], Any] = lambda text: ""
-        self.requests: list[dict[str, Any]] = []
-        self.url = ""
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    made = Endpoint()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            made.requests.append({"path": self.path, "key": self.headers["Authorization"], **request})
-            content = made.reply(request["messages"][-1]["content"])
-            body = content if isinstance(content, bytes) else json.dumps(
-                {"choices": [{"message": {"role": "assistant", "content": content}}]}
-            ).encode()  # fmt: skip
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments: Any) -> None: ...
-
-    with http_server(Handler) as url:
-        made.url = f"{url}/v1"
+    with chat_endpoint() as made:
         yield made
 
 
