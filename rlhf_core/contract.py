@@ -23,6 +23,7 @@ KINDS_OF_ROLE: Mapping[Role, frozenset[Kind]] = {
     "logprobs": frozenset({Kind.LOGPROBS}),
     "top_logprobs": frozenset({Kind.TOP_LOGPROBS}),
     "evaluation": frozenset({Kind.EVALUATION}),
+    "calibration": frozenset({Kind.CALIBRATION}),
 }
 
 # The hook of a group of ranks or engines: it gets the method of each call, and raises where the call must not be made.

@@ -36,6 +36,8 @@ ROWS: Mapping[str, Any] = {
         "question": QUESTION,
         "solution": "four",
         "environment": "guess",
+        "completion": "four",
+        "verdicts": {"right": True},
         "responses_create_params": {"input": QUESTION},
     },
 }
@@ -76,11 +78,13 @@ FURTHER: Mapping[str, Any] = {
     "logprobs": {"dataset": "pairs", "max_length": 64},
     "distillation": REST["sft"],
     "top_logprobs": {"dataset": "talks", "max_length": 64},
+    "calibration": {},
 }
 
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"  # of the tutorials
 FILE_NAME = re.compile(r"# (\w+\.py)\n")  # of a block of Python that is a file of the page's recipes
+RUBRIC = re.compile(r"^```\n# rubric\.yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(language: str) -> Iterator[Any]:
@@ -196,6 +200,9 @@ def put_files(recipe: dict[str, Any], folder: Path) -> None:
     for path in re.findall(r'"path": "(\w+\.py)"', json.dumps(recipe)):
         text = "def reward(completions, prompts, rows):\n    return [0.0] * len(completions)\n"
         (folder / path).write_text(on_pages.get(path, text))
+    if '"rubric.yaml"' in json.dumps(recipe):
+        (rubric,) = (found[1] for page in PAGES if (found := RUBRIC.search(page.read_text(encoding="utf-8"))))
+        (folder / "rubric.yaml").write_text(rubric)
 
 
 def lines(form: str, first: int = 0) -> bytes:

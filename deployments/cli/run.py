@@ -76,6 +76,7 @@ def plan(
         store.reach()
         repository = ArtifactRepository(store)
     answers = [
+        *checked.calibration_notes(repository),
         *checked.ask_servers(repository),
         *checked.call_functions(repository),
         *checked.check_answers(repository),

@@ -24,6 +24,7 @@ class Kind(StrEnum):
     TOP_LOGPROBS = "top_logprobs"
     REWARD_MODEL = "reward_model"
     EVALUATION = "evaluation"
+    CALIBRATION = "calibration"
     ROUND = "round"
     GATE = "gate"
     REPORT = "report"

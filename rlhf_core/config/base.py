@@ -20,7 +20,7 @@ NULL_WORDS = frozenset({"", "~", "none", "None", "NONE", "null", "Null", "NULL"}
 Dtype = Literal["float32", "bfloat16"]
 DTYPE_BYTES: Mapping[Dtype, int] = {"float32": 4, "bfloat16": 2}  # of a number
 # model: full weights that a policy can start from
-Role = Literal["dataset", "model", "reward_model", "adapter", "logprobs", "top_logprobs", "evaluation"]
+Role = Literal["dataset", "model", "reward_model", "adapter", "logprobs", "top_logprobs", "evaluation", "calibration"]
 
 
 @dataclass(frozen=True, slots=True)

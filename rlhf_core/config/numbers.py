@@ -91,6 +91,7 @@ LongSeed = Annotated[int, Limits(0, 2**63 - 1, "no more than 63 bits of a seed c
 
 # Shares of 1.
 Share = Annotated[float, Limits(0, 1, "it is a share of 1", "it is a share of 1")]
+Kappa = Annotated[float, Limits(-1, 1, "kappa is at most 1", "kappa is at least -1")]
 Margin = Annotated[float, Limits(-1, 1, "scores are from 0 to 1", "scores are from 0 to 1")]
 Characters = Annotated[int, Limits(16, 2**20, "no context holds as much", "little would be left")]
 PartialShare = Annotated[float, Limits(0, 1, "nothing would be left to train on", "it is a share of 1", below=True)]
@@ -163,6 +164,7 @@ LARGEST_REWARD = 1e6  # its square, as of a loss, leaves float32 room for sums
 _TOO_LARGE = "no reward is as large"
 Reward = Annotated[float, Limits(-LARGEST_REWARD, LARGEST_REWARD, _TOO_LARGE, _TOO_LARGE)]
 PositiveReward = Annotated[float, Limits(0, LARGEST_REWARD, _TOO_LARGE, above=True)]
+Weighting = Annotated[float, Limits(-1000, 1000, "weights count by their ratios", "weights count by their ratios")]
 RewardGap = Annotated[float, Limits(0, LARGEST_REWARD, _TOO_LARGE, "a difference has no sign")]
 _AGREED = "a token whose probabilities agree, w = 1, must count"
 LowRatio = Annotated[float, Limits(0, 1, _AGREED)]

@@ -110,3 +110,7 @@ CompletionTemplate = Annotated[
 PairTemplate = Annotated[
     str, AfterValidator(_template("prompt", "first", "second", "messages", "row", judged=("first", "second")))
 ]
+RubricTemplate = Annotated[
+    str,
+    AfterValidator(_template("prompt", "answers", "criteria", "messages", "row", judged=("answers", "criteria"))),
+]

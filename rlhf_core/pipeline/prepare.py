@@ -16,6 +16,7 @@ from rlhf_core.errors import RecipeError, StoreError, did_you_mean
 from rlhf_core.graph.graph import Node, build_graph
 from rlhf_core.graph.outline import outline
 from rlhf_core.graph.rerun import Rerun
+from rlhf_core.preflight.calibrations import calibration_notes
 from rlhf_core.preflight.calls import call_functions
 from rlhf_core.preflight.effects import effect_notes
 from rlhf_core.preflight.known_answers import check_answers
@@ -64,6 +65,10 @@ class Checked:
     def check_answers(self, repository: ArtifactRepository | None) -> list[str]:
         """Compare rewards of nodes to be computed on known answers; see preflight/known_answers.py."""
         return check_answers(self.graph, self.loaded.recipe.data, self.seen.samples, self.loaded.root, repository)
+
+    def calibration_notes(self, repository: ArtifactRepository | None) -> list[str]:
+        """Say how far the judges of rubrics agree with people; see preflight/calibrations.py."""
+        return calibration_notes(self.graph, repository)
 
     def require_single_run(self) -> None:
         """Raise RecipeError for a loop: its rounds are counted, and their prompts are used once."""
@@ -149,7 +154,7 @@ def prepare(
     if pins and resolved:
         opened.put(pins, json.dumps(resolved, indent=1).encode())
     repository = ArtifactRepository(opened)
-    notes = [*checked.notes, *checked.ask_servers(repository)]
+    notes = [*checked.notes, *checked.calibration_notes(repository), *checked.ask_servers(repository)]
     if call_functions:
         notes += [*checked.call_functions(repository), *checked.check_answers(repository)]
     return Prepared(

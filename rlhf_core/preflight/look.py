@@ -17,6 +17,7 @@ from rlhf_core.preflight.loading import code_problems
 from rlhf_core.preflight.model import BaseModel, check_bases, models_of
 from rlhf_core.preflight.passed import check_passed
 from rlhf_core.preflight.rewards import check_rewards, judging_functions
+from rlhf_core.preflight.rubrics import check_rubrics
 from rlhf_core.preflight.samples import Sample, known_rows
 from rlhf_core.preflight.secrets import check_secrets
 from rlhf_core.preflight.stages.context import CheckContext, check_stages
@@ -65,6 +66,7 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     problems += check_effects(recipe, nodes, rows)
     problems += check_rewards(nodes, rows)
     problems += check_texts(nodes, rows)
+    problems += check_rubrics(nodes, rows, root)
     problems += code_problems([*source_functions(recipe, samples), *judging_functions(nodes)], root)
     problems += check_passed(nodes)
     model_problems = check_bases(nodes, root)

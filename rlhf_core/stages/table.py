@@ -6,6 +6,7 @@ from rlhf_core.config.plugins import Table
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.base_model import BaseModelConfig
 from rlhf_core.config.stages.benchmark import BenchmarkConfig
+from rlhf_core.config.stages.calibration import CalibrationConfig
 from rlhf_core.config.stages.distillation import DistillationConfig
 from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.config.stages.gate import ModelGateConfig
@@ -98,6 +99,8 @@ _STAGES = (
           runs="actors", needs_template=True),
     Stage("benchmark", 1, BenchmarkConfig, _only(Kind.EVALUATION), "rlhf_core.stages.benchmark:run", runs="actors",
           checks="rlhf_core.preflight.stages.benchmark:check"),
+    Stage("calibration", 1, CalibrationConfig, _only(Kind.CALIBRATION), "rlhf_core.stages.calibration:run",
+          checks="rlhf_core.preflight.stages.calibration:check"),
     Stage("gate", 1, ModelGateConfig, _only(Kind.GATE), "rlhf_core.stages.gate:run",
           files={"*.evaluation.*": frozenset({SAMPLES_FILE}), "*": frozenset()},
           checks="rlhf_core.preflight.stages.gate:check"),

@@ -1,4 +1,5 @@
-"""Rewards of text keep one contract: a function of the user's file, a verifier, a server, and a judge."""
+"""Rewards of text keep one contract: a function of the user's file, a verifier, a server, a judge, and a
+rubric."""
 
 from __future__ import annotations
 
@@ -10,9 +11,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rlhf_core.config.rewards.rewards import FunctionReward, HTTPReward, JudgeReward, TextReward, VerifierReward
+from rlhf_core.config.rewards.rewards import (
+    FunctionReward,
+    HTTPReward,
+    JudgeReward,
+    RubricReward,
+    TextReward,
+    VerifierReward,
+)
 from rlhf_core.rewards import Reward, build_text_reward
 from rlhf_core.testing.reward import RewardContract, Sample
+from tests.rlhf_core.chat_endpoint import chat_endpoint, words_met
 from tests.rlhf_core.stages.context import LocalContext
 from tests.services import http_server
 
@@ -104,3 +113,19 @@ class TestJudge(_Served):
             "pattern": r"Score: (\S+)", "range": (0, 10),
         })  # fmt: skip
         return build_text_reward(config, LocalContext(self.folder))
+
+
+class TestRubric(_Configured):
+    unusable = ("bad", "p", ROW)
+
+    @pytest.fixture(autouse=True)
+    def _endpoint(self) -> Iterator[None]:
+        with chat_endpoint() as endpoint:
+            endpoint.reply = lambda text: "I cannot say" if "bad" in text else words_met(text)
+            self.url = endpoint.url
+            yield
+
+    def make(self) -> Reward:
+        (self.folder / "rubric.yaml").write_text("criteria: [{name: long, description: has abcd}]")
+        config = RubricReward(type="rubric", url=self.url, model="wise", path="rubric.yaml")
+        return build_text_reward(config, LocalContext(self.folder / "work", user_files_root=self.folder))

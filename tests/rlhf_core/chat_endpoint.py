@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -43,3 +44,13 @@ def chat_endpoint() -> Iterator[Endpoint]:
     with http_server(Handler) as url:
         made.url = f"{url}/v1"
         yield made
+
+
+def words_met(text: str) -> str:
+    """The reply to a rubric's usual prompt, of criteria `has WORD`: whether the word is in each answer."""
+    answers = re.findall(r"\[(answer_\d+)\]\n(.*?)(?=\n\n\[answer_|\n\nJudge each)", text, re.DOTALL)
+    criteria = re.findall(r"\[(criterion_\d+)\] has (\S+)", text)
+    return json.dumps({
+        answer: {criterion: {"reason": "so", "met": word in said} for criterion, word in criteria}
+        for answer, said in answers
+    })  # fmt: skip

@@ -12,12 +12,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rlhf_core.config.base import Reads, operational, since_default
+from rlhf_core.config.base import Reads, operational, result_settings, since_default
 from rlhf_core.config.engines.placement import ModelPlacement, require_others
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.numbers import BatchSize, GroupSize, PartialShare, Reward, Seconds
 from rlhf_core.config.plugins import Table
 from rlhf_core.config.rewards.judges import JudgeConfig, PairJudgeConfig
+from rlhf_core.config.rewards.rubrics import RubricConfig
 from rlhf_core.config.rewards.verifiers import VerifierConfig
 from rlhf_core.config.servers import CompletionTemplate, ServerConfig
 from rlhf_core.config.texts import NonEmpty
@@ -282,6 +283,47 @@ class JudgeReward(JudgeConfig, TextReward):
         return self.range
 
 
+class Rubric(RubricConfig, RewardConfig):
+    """A reward by a rubric: the weights of the criteria that a completion meets, divided by the sum of the positive
+    ones and clipped to 0-1; 0 if it misses a required one. The verdict on each is a metric.
+    """
+
+    family: ClassVar[str] = "rubric"
+
+    calibration: Annotated[str | None, Reads("calibration", optional=True)] = Field(
+        default=None, description="stage that has compared this judge with people, and runs before; none: not compared"
+    )
+
+    def judge_settings(self) -> dict[str, Any]:
+        """Return the settings that change a verdict, as JSON values: a calibration is of one judge."""
+        settings = result_settings(self)
+        return {"type": self.type} | {name: settings[name] for name in RubricConfig.model_fields if name in settings}
+
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        return () if self.column is None else (self.column,)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+
+class RubricReward(Rubric, TextReward):
+    """A rubric's reward of each completion, in a call of its own."""
+
+    type: Literal["rubric"]
+
+    @property
+    def gives_scores(self) -> bool:
+        return True
+
+
+class GroupRubricReward(Rubric, GroupReward):
+    """A rubric's rewards of all completions of a prompt, in one call that shows the judge all of them."""
+
+    type: Literal["group_rubric"]
+
+
 class PairwiseReward(GroupReward, PairJudgeConfig):
     """The share of its comparisons that a completion wins by another model's verdict. Each pair is judged in both
     orders; a tie, and a verdict that changes with the order, is half a win for both.
@@ -353,6 +395,8 @@ REWARDS: Table[RewardEntry] = Table("rewards", RewardEntry, {
     "function": RewardEntry(FunctionReward, "rlhf_core.rewards.function:RewardFunction"),
     "http": RewardEntry(HTTPReward, "rlhf_core.rewards.http:RewardServer"),
     "judge": RewardEntry(JudgeReward, "rlhf_core.rewards.judge:JudgeOfCompletions"),
+    "rubric": RewardEntry(RubricReward, "rlhf_core.rewards.rubric:RubricOfCompletions"),
+    "group_rubric": RewardEntry(GroupRubricReward, "rlhf_core.rewards.rubric:RubricOfGroups"),
     "pairwise": RewardEntry(PairwiseReward, "rlhf_core.rewards.pairwise:WinRates"),
     "environment": RewardEntry(EnvironmentReward, "rlhf_core.rewards.environment:RewardOfEnvironment"),
 })  # fmt: skip

@@ -148,9 +148,8 @@ def test_a_step_compares_within_its_groups(endpoint: Endpoint, reward: Callable[
     config = GRPOConfig.model_validate_json(json.dumps({
         "rewards": {"wins": wins, "long": {"type": "function", "path": "r.py"}}, "optimizer": {"learning_rate": 1.0},
     }))  # fmt: skip
-    pipeline = RewardPipeline(
-        config, 8, {"wins": reward(tolerated_failures=0.5), "long": Lengths()}, word_level_tokenizer([], 64)
-    )
+    made: dict[str, TrajectoryReward] = {"wins": reward(tolerated_failures=0.5), "long": Lengths()}
+    pipeline = RewardPipeline(config, 8, made, word_level_tokenizer([], 64))
     twice = group("aaa", "b")  # a prompt drawn twice in a step is two groups
     dropped, *kept = pipeline([group("bad", "x", name="s"), twice, group("a", "bb", name="r")])
     assert dropped is None
