@@ -66,13 +66,15 @@ def _counts(row: Sequence[Verdict]) -> list[int]:
 
 def _share(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the share of agreement. counts: (…, 4), as in `_counts`."""
-    return (counts[..., 0] + counts[..., 3]) / counts.sum(axis=-1)
+    share: NDArray[np.float64] = (counts[..., 0] + counts[..., 3]) / counts.sum(axis=-1)
+    return share
 
 
 def _expected(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     total = counts.sum(axis=-1)
     judge, people = (counts[..., 0] + counts[..., 1]) / total, (counts[..., 0] + counts[..., 2]) / total
-    return judge * people + (1 - judge) * (1 - people)
+    expected: NDArray[np.float64] = judge * people + (1 - judge) * (1 - people)
+    return expected
 
 
 def _kappa(share: NDArray[np.float64] | float, expected: NDArray[np.float64] | float) -> NDArray[np.float64]:

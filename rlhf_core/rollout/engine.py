@@ -15,6 +15,8 @@ from rlhf_core.rollout.transport.base import Transport, WeightManifest
 from rlhf_core.system.threads import use_threads
 from rlhf_core.types import Completion
 
+MOST_TOP_LOGPROBS = 20  # of a request: as in OpenAI's API, and by default in vLLM
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:

@@ -51,7 +51,7 @@ class SelectConfig(Config):
     @model_validator(mode="after")
     def _range(self) -> SelectConfig:
         _require_ordered("pass_rate", self.pass_rate)
-        if self.pass_rate == (0, 1) and self.curriculum is None:
+        if self.pass_rate == (0.0, 1.0) and self.curriculum is None:
             raise ValueError("pass_rate is [0, 1], which excludes no prompt: set bounds, such as [0.1, 0.9]")
         return self
 

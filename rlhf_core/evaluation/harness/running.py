@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
@@ -166,7 +167,7 @@ def _row(task: str, sample: Mapping[str, Any], model: EngineModel) -> dict[str, 
 
 def _number(value: Any) -> float | None:
     """Return a row's value of a metric; None where it has only meaning together with those of all rows."""
-    return float(value) if isinstance(value, Real | np.bool_) and np.isfinite(value) else None
+    return float(value) if isinstance(value, Real | np.bool_) and math.isfinite(value) else None
 
 
 def _plain(value: Any) -> Any:

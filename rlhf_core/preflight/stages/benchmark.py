@@ -7,7 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from rlhf_core.config.stages.benchmark import HARNESS, TASK_SUFFIXES, BenchmarkConfig
 from rlhf_core.errors import RecipeError, did_you_mean, reason_of

@@ -16,7 +16,7 @@ from rlhf_core.models.adapters import adapted_layers
 from rlhf_core.models.folders.class_config import class_config, settings_of
 from rlhf_core.models.folders.folder import text_config
 from rlhf_core.models.folders.remote_code import reads_images
-from rlhf_core.rollout.engine import EngineSettings
+from rlhf_core.rollout.engine import MOST_TOP_LOGPROBS, EngineSettings
 from rlhf_core.rollout.vllm.checks import cpu_cache_bytes, problems_on_cpu, split_problems
 from rlhf_core.rollout.vllm.environment import set_vllm_environment
 from rlhf_core.rollout.vllm.outputs import KeptIn
@@ -80,7 +80,7 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
         arguments["gpu_memory_utilization"] = config.memory_share
         arguments["enable_sleep_mode"] = settings.sleeps
     if settings.kept_of is not None:
-        arguments["max_logprobs"] = kept_in(settings.kept_of, model).returned
+        arguments["max_logprobs"] = max(kept_in(settings.kept_of, model).returned, MOST_TOP_LOGPROBS)
     if settings.lora is not None:
         arguments |= {
             "enable_lora": True,

@@ -19,6 +19,7 @@ from rlhf_core.environments.agents.api.scores import token_scores
 from rlhf_core.environments.agents.api.sessions import Session
 from rlhf_core.environments.agents.api.sse import event, stream
 from rlhf_core.environments.agents.api.wanted import ANY_OBJECT, Wanted, names_to_call, read_tools
+from rlhf_core.rollout.engine import MOST_TOP_LOGPROBS
 
 # Parameters without effect on sampling here. The seed is the run's, so that episodes repeat with it.
 IGNORED = frozenset({
@@ -30,7 +31,6 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "frequency_penalty": (0,), "presence_penalty": (0,),
     "repetition_penalty": (1,), "logit_bias": ({},), "best_of": (1,), "echo": (False,), "modalities": (["text"],),
 }  # fmt: skip
-MOST_TOP_LOGPROBS = 20  # as of the API, and of vLLM
 LAST_EVENT = b"data: [DONE]\n\n"
 
 

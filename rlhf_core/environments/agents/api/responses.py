@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from aiohttp import web
 from pydantic import Field
 
-from rlhf_core.environments.agents.api.chat import MOST_TOP_LOGPROBS, failed
+from rlhf_core.environments.agents.api.chat import failed
 from rlhf_core.environments.agents.api.chat_messages import normalised
 from rlhf_core.environments.agents.api.errors import RequestError
 from rlhf_core.environments.agents.api.reading import ApiRequest, Part, read_request
@@ -21,6 +21,7 @@ from rlhf_core.environments.agents.api.scores import token_scores
 from rlhf_core.environments.agents.api.sessions import Session
 from rlhf_core.environments.agents.api.sse import stream
 from rlhf_core.environments.agents.api.wanted import Wanted, names_to_call
+from rlhf_core.rollout.engine import MOST_TOP_LOGPROBS
 
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")  # the latter of reasoning, which there is none of
