@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ ROWS: Mapping[str, Any] = {
     "unpaired": {"prompt": QUESTION, "completion": "four", "label": True},
     "stepwise": {"prompt": QUESTION, "steps": ["two", "four"], "labels": [False, True]},
     "completions": {"prompt": QUESTION, "completions": ["four", "five"]},
+    "reward_bench": {"prompt": QUESTION, "chosen": "four", "rejected": "five", "subset": "sums"},
     "prompts": {
         "prompt": QUESTION,
         "answer": "four",
@@ -65,7 +67,12 @@ evaluation: {dataset: held_out, scorers: *scorers, sampling: {max_tokens: 64}, r
 """)
 # Of stages that only some pages have.
 FURTHER: Mapping[str, Any] = {
-    "generate": {},
+    "generate": {
+        "samples": 8,
+        "sampling": {"max_tokens": 64},
+        "rewards": REST["evaluation"]["scorers"],
+        "rollout": {"max_length": 512},
+    },
     "score": {},
     "pairs": {},
     "unpaired": {},
@@ -79,6 +86,9 @@ FURTHER: Mapping[str, Any] = {
     "distillation": REST["sft"],
     "top_logprobs": {"dataset": "talks", "max_length": 64},
     "calibration": {},
+    "benchmark": {},
+    "gate": {},
+    "reward_model": {name: value for name, value in REST["helpful"].items() if name != "stage"},
 }
 
 
@@ -127,9 +137,9 @@ def whole(block: dict[str, Any]) -> dict[str, Any]:
     if "name" in block:
         return block | ({"evaluation": REST["evaluation"]} if block.get("evaluation") == "…" else {})
     given = {name: stage for name, stage in block.items() if name not in ("data", "prices")}
-    order = given if "base" in given and len(given) > 1 else REST | given
+    order = list(given) if "base" in given and len(given) > 1 else in_order(given)
     if "evaluation" not in given and "evaluation" in order:
-        order = {name: stage for name, stage in order.items() if name != "evaluation"} | {"evaluation": {}}
+        order = [*(name for name in order if name != "evaluation"), "evaluation"]
     stages = {name: joined(rest_of(name, given.get(name, {})), given.get(name, {})) for name in order}
     data = {
         name: {"format": form, "on_overlap": "allow"}
@@ -138,6 +148,16 @@ def whole(block: dict[str, Any]) -> dict[str, Any]:
     }
     prices = {"prices": block["prices"]} if "prices" in block else {}
     return {"name": "page", "data": joined(data, block.get("data", {})), **prices, **stages}
+
+
+def in_order(given: Mapping[str, Any]) -> list[str]:
+    """The names of REST and `given`: a new one stands before the one that follows it on the page, or last."""
+    names, following = list(REST), None
+    for name in reversed(given):
+        if name not in names:
+            names.insert(names.index(following) if following else len(names), name)
+        following = name
+    return names
 
 
 def makes_dataset(stages: Mapping[str, Any], name: str) -> bool:
@@ -200,6 +220,10 @@ def put_files(recipe: dict[str, Any], folder: Path) -> None:
     for path in re.findall(r'"path": "(\w+\.py)"', json.dumps(recipe)):
         text = "def reward(completions, prompts, rows):\n    return [0.0] * len(completions)\n"
         (folder / path).write_text(on_pages.get(path, text))
+    if '"task_folder"' in json.dumps(recipe):
+        shutil.copytree(ROOT / "deployments" / "recipes" / "tiny_benchmark", folder / "tasks")
+        tasks = (folder / "tasks" / "choice.yaml").read_text()
+        (folder / "tasks" / "words.yaml").write_text(tasks.replace("task: choice", "task: words"))
     if '"rubric.yaml"' in json.dumps(recipe):
         (rubric,) = (found[1] for page in PAGES if (found := RUBRIC.search(page.read_text(encoding="utf-8"))))
         (folder / "rubric.yaml").write_text(rubric)

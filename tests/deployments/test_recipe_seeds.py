@@ -21,8 +21,10 @@ LIBRARIES = {"lm-eval": "1"}
 TOP = "{stage: top_logprobs, dataset: conversations, max_length: 64}"
 GATE = "gate={candidate: dpo, baseline: sft, better: {exact: {}}}"
 SCORED = "scored={stage: score, dataset: sampled, rewards: {short: {type: verifier}}}"
+JUDGE = "{type: rubric, url: 'http://127.0.0.1:9/v1', model: judge, path: tiny_tasks.py}"
+CALIBRATED = f"calibration={{dataset: prompts, reward: {JUDGE}}}"
 RECIPES = {
-    "tiny": ("rl.algorithm=ppo", "data.prompts.shuffle=false"),
+    "tiny": (CALIBRATED, "rl.algorithm=ppo", "data.prompts.shuffle=false"),
     "tiny-benchmark": (),
     "tiny-best-of-n": ("judged={stage: unpaired, dataset: sampled, threshold: 0.5}", SCORED),
     "tiny-conditional": (),
@@ -41,7 +43,7 @@ DRAWS = {
     **{name: {True} for name in STAGES},
     **{name: {False} for name in (
         "overlap", "logprobs", "top_logprobs", "merge", "merge_models", "pairs", "unpaired", "best_of_n", "conditional",
-        "conditional_prompts", "round_prompts", "round", "gate", "report", "artifact", "quantise",
+        "conditional_prompts", "round_prompts", "round", "gate", "report", "artifact", "quantise", "calibration",
     )},
     "dataset": {True, False},  # whether it shuffles or mixes
     "score": {True, False},  # whether a model reads, or intervals are drawn

@@ -199,7 +199,7 @@ def _publish(node: Node, repository: ArtifactRepository, folder: Path, **changes
     manifest = Manifest(
         kind=Kind.DATASET, name=node.name, stage=node.stage.name, key=node.ref.key, files=(), parents={},
         pins=dict(node.pins), config=node.config.model_dump(mode="json"), seed=0, code_revision="0",
-        libraries=computing_libraries(), device_seconds=0.0, device="cpu", started_at=now, finished_at=now,
+        libraries=dict(node.libraries), device_seconds=0.0, device="cpu", started_at=now, finished_at=now,
     )  # fmt: skip
     repository.publish(manifest.model_copy(update=changes), folder)
 
