@@ -10,9 +10,10 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import rlhf_core
 from rlhf_core.errors import EpisodeError, StageError
@@ -33,6 +34,10 @@ _VARIABLES = {
 }  # fmt: skip
 _MOST_CODE = 2**20  # characters
 _LOADING_SECONDS = 60.0
+_REFUSAL = (
+    "this node cannot run the policy's code confined ({fault}): it needs Linux 5.13 or later with Landlock and "
+    "seccomp, and what `modules` names; use another node, or leave out what runs code"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,47 +59,41 @@ class _Host:
         self.process.close(after_seconds=5.0)
 
 
-class Sandbox:
-    """A host process that has loaded `modules`, and forks for each piece of code. Needs Linux 5.13 or later."""
+class SandboxHost:
+    """The process of a sandbox, which forks a keeper for each call."""
 
-    def __init__(self, seconds: float, memory_gib: float, modules: Sequence[str] = ()) -> None:
-        """seconds, memory_gib: limits of each piece of code. modules: loaded once, for all of them.
+    def __init__(self, program: Path, settings: Mapping[str, Any], refusal: str) -> None:
+        """program: a file that calls `sandbox_process.host`. settings: of all calls. refusal: why a node is refused,
+        with a {fault}.
 
-        Raises StageError if this node cannot confine the code, or a module cannot be loaded.
+        Raises StageError if this node cannot confine what the sandbox runs.
         """
-        self._settings = {
-            "seconds": seconds, "memory": int(memory_gib * 2**30), "modules": modules,
-            "processes": len(os.sched_getaffinity(0)), "readable": _readable(),
-            "filter": base64.b64encode(seccomp_filter()).decode(),
-        }  # fmt: skip
-        self._folder = new_folder("sandbox")
+        self._program, self._settings, self._refusal = program, settings, refusal
+        self.folder = new_folder("sandbox")
         self._starting = threading.Lock()
         try:
             self._host = self._started()
         except StageError:
-            remove(self._folder)
+            remove(self.folder)
             raise
 
     def _started(self) -> _Host:
         control, host_end = socket.socketpair()
         with host_end:
-            arguments = ["-s", "-B", str(_PROGRAM), str(host_end.fileno()), _HOME]
+            arguments = ["-s", "-B", str(self._program), str(host_end.fileno()), _HOME]
             process = LineProcess(
-                arguments, environment=_VARIABLES, folder=self._folder, descriptors=[host_end.fileno()]
+                arguments, environment=_VARIABLES, folder=self.folder, descriptors=[host_end.fileno()]
             )
         host = _Host(process, control)
         try:
-            answer = process.exchange({"folder": str(self._folder), **self._settings}, _LOADING_SECONDS)
+            answer = process.exchange({"folder": str(self.folder), **self._settings}, _LOADING_SECONDS)
         except TimeoutError:
             answer = {"error": f"it did not start within {_LOADING_SECONDS:g} s"}
         except ProcessError as error:
             answer = {"error": f"its process {error}; see the log"}
         if "error" in answer:
             host.end()
-            raise StageError(
-                f"this node cannot run the policy's code confined ({answer['error']}): it needs Linux 5.13 or later "
-                "with Landlock and seccomp, and what `modules` names; use another node, or leave out what runs code"
-            )
+            raise StageError(self._refusal.format(fault=answer["error"]))
         return host
 
     def _start_again(self) -> None:
@@ -104,9 +103,48 @@ class Sandbox:
                 return  # another call has done it
             print(f"the host of the sandbox has ended ({status}): it is started again", file=sys.stderr)
             self._host.control.close()
-            for left in self._folder.iterdir():
-                remove_tree(left)
             self._host = self._started()  # the last one is closed when no call has it any more
+
+    async def started(self) -> None:
+        """Start the host again if it has ended. Raises StageError if that is not possible."""
+        if self._host.process.status() is not None:
+            await asyncio.to_thread(self._start_again)
+
+    async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer of a new keeper. Then it has ended, with all that it has started.
+
+        Raises ProcessError if the keeper dies.
+        """
+        process = ForkedProcess(self._host.control)
+        try:
+            await process.begin()
+            await process.send(request)
+            answer: dict[str, Any] = await process.receive()
+            return answer
+        finally:
+            await process.finish()
+            process.close()
+
+    def close(self) -> None:
+        """Kill the host, and all that it runs."""
+        self._host.end()
+        remove(self.folder)
+
+
+class Sandbox:
+    """A host process that has loaded `modules`, and forks for each piece of code. Needs Linux 5.13 or later."""
+
+    def __init__(self, seconds: float, memory_gib: float, modules: Sequence[str] = ()) -> None:
+        """seconds, memory_gib: limits of each piece of code. modules: loaded once, for all of them.
+
+        Raises StageError if this node cannot confine the code, or a module cannot be loaded.
+        """
+        settings = {
+            "seconds": seconds, "memory": int(memory_gib * 2**30), "modules": modules,
+            "processes": len(os.sched_getaffinity(0)), "readable": _readable(),
+            "filter": base64.b64encode(seccomp_filter()).decode(),
+        }  # fmt: skip
+        self._host = SandboxHost(_PROGRAM, settings, _REFUSAL)
 
     async def run(self, code: str) -> CodeResult:
         """Run a piece of code.
@@ -115,28 +153,21 @@ class Sandbox:
         """
         if len(code) > _MOST_CODE:
             return CodeResult(f"the code has more than {_MOST_CODE} characters", "", 1)
-        if self._host.process.status() is not None:
-            await asyncio.to_thread(self._start_again)
+        await self._host.started()
         try:
-            folder = Path(tempfile.mkdtemp(dir=self._folder))
+            folder = Path(tempfile.mkdtemp(dir=self._host.folder))
         except OSError as error:
             raise EpisodeError(f"there can be no folder for the policy's code: {error}") from error
-        process = ForkedProcess(self._host.control)
         try:
-            await process.begin()
-            await process.send({"folder": str(folder), "code": code})
-            return CodeResult(**await process.receive())
+            return CodeResult(**await self._host.ask({"folder": str(folder), "code": code}))
         except ProcessError as error:
             raise EpisodeError(f"the process that runs the policy's code has ended: it {error}; see the log") from error
         finally:
-            await process.finish()  # then no process is left that could write into the folder
-            process.close()
-            await asyncio.to_thread(remove_tree, folder)
+            await asyncio.to_thread(remove_tree, folder)  # no process is left that could write into it
 
     def close(self) -> None:
         """Kill the host, and all running code."""
-        self._host.end()
-        remove(self._folder)
+        self._host.close()
 
 
 def _readable() -> list[str]:

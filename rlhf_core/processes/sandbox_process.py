@@ -1,19 +1,15 @@
-"""The host of a sandbox: each piece of code gets a keeper, a fork of the host, and runs in a fork of its keeper.
+"""Pieces of Python code in a sandbox: each runs in a fork of its keeper (keeper.py).
 
 The code's process confines itself before it runs any: it can read the Python installation and its own empty folder,
 write in that folder, compute, and do nothing else. Landlock (files), seccomp (everything else) and resource limits are
-the kernel's, and need no privileges. The host imports only the standard library, has none of the job's environment
-variables, and never reads a request or a reply, so that a fork has nothing to leak.
-Started by sandbox.py as a file, with the control socket of a ForkServer.
+the kernel's, and need no privileges. Started by sandbox.py as a file.
 """
 
 from __future__ import annotations
 
 import ast
-import base64
 import ctypes
 import io
-import json
 import linecache
 import os
 import random
@@ -26,27 +22,21 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import suppress
-from functools import partial
-from importlib import import_module
 from typing import Any
 
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[2])  # where our code is, for these two files alone
-from rlhf_core.processes.fork_server import ForkServer, Request, end_with, received_files
-from rlhf_core.processes.lines import open_pipes
+from rlhf_core.processes.fork_server import end_with
+from rlhf_core.processes.keeper import MOST_FILE_BYTES, call, drop_privileges, few_files, host, set_filter
 
 if __name__ == "__main__":
     sys.path.pop(0)
 
 MOST_OUTPUT = 64 * 1024  # bytes
-MOST_FILES, MOST_FILE_BYTES = 1000, 64 * 2**20
 _LOOK_SECONDS = 0.05  # between looks at deadlines and files
 _NAME = "<code>"
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls of Landlock, alike on all architectures
-_SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER, _SET_SUBREAPER = 38, 22, 2, 36  # of prctl
 # Rights of Landlock: how many there are in each version of it, and those that are given.
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
@@ -55,57 +45,13 @@ _REFER, _TRUNCATE = 1 << 13, 1 << 14
 _OWN = _READ_FILE | _READ_FOLDER | _WRITE_FILE | _REMOVE_FOLDER | _REMOVE_FILE | _MAKE_FOLDER | _MAKE_FILE
 
 
-class _SeccompProgram(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
-
-
 class _PathRule(ctypes.Structure):
     _pack_ = 1
     _fields_ = [("rights", ctypes.c_uint64), ("folder", ctypes.c_int)]
 
 
 def main() -> None:
-    requests, replies = open_pipes()
-    settings = json.loads(requests.readline())
-    settings["filter"] = base64.b64decode(settings["filter"])
-    try:
-        for module in settings["modules"]:
-            import_module(module)
-        problem = _unconfined(settings)
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-    with requests, replies:
-        replies.write(json.dumps({"error": problem} if problem else {"ready": True}) + "\n")
-    if not problem:
-        _serve(socket.socket(fileno=int(sys.argv[1])), settings)
-
-
-def _serve(control: socket.socket, settings: dict[str, Any]) -> None:
-    """Pass each call unread to a fork, its keeper: no keeper has seen another call."""
-    _call("prctl", _SET_SUBREAPER, 1, 0, 0, 0)  # of code whose keeper was killed
-    host = os.getpid()
-
-    def accept() -> Request | None:
-        files = received_files(control, 2)
-        if not files:
-            return None
-        return Request(partial(_keep, files[0], settings, host), files[:1], socket.socket(fileno=files[1]))
-
-    ForkServer(control, accept, most=settings["processes"]).serve()
-
-
-def _keep(descriptor: int, settings: dict[str, Any], host: int) -> None:
-    """Serve one call, in a fork of the host, from its request to its reply."""
-    end_with(host)
-    os.dup2(descriptor, 3)
-    os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    connection = socket.socket(fileno=3)
-    with connection.makefile("r") as lines:
-        line = lines.readline()
-    if line.endswith("\n"):  # else the caller has gone
-        answer = json.dumps(_answer(connection, settings, **json.loads(line)))
-        with suppress(BrokenPipeError):
-            connection.sendall(answer.encode() + b"\n")
+    host(_answer, _unconfined)
 
 
 def _answer(connection: socket.socket, settings: dict[str, Any], folder: str, code: str) -> dict[str, Any]:
@@ -139,7 +85,7 @@ def _watched(connection: int, pipe: int, folder: str, deadline: float) -> tuple[
                 return output, ""
         if time.monotonic() > deadline:
             return output, "time"
-        if not _few_files(folder):
+        if not few_files(folder):
             return output, "files"
 
 
@@ -155,27 +101,6 @@ def _ended(process: int, seconds: float) -> int:
             time.sleep(0.001)
             ended, status = os.waitpid(process, os.WNOHANG)
     return os.waitstatus_to_exitcode(status)
-
-
-def _few_files(folder: str) -> bool:
-    """Return whether the folder is within its limit of files; False if they cannot be counted (paths too long)."""
-    left, size, pending = MOST_FILES, 0, [folder]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    left -= 1
-                    with suppress(FileNotFoundError):  # removed since
-                        size += entry.stat(follow_symlinks=False).st_size
-                    if left < 0 or size > MOST_FILE_BYTES:
-                        return False
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # removed since
-        except OSError:
-            return False
-    return True
 
 
 def _confined(settings: dict[str, Any], folder: str, output: int, code: str, keeper: int) -> None:
@@ -247,41 +172,30 @@ def _confine(settings: dict[str, Any], folder: str) -> None:
         (resource.RLIMIT_FSIZE, MOST_FILE_BYTES), (resource.RLIMIT_NOFILE, 64),
     ):  # fmt: skip
         resource.setrlimit(kind, (most, most))
-    # Drop all capabilities if the job runs as root.
-    _call("capset", (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
-    _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    drop_privileges()
     _restrict_files(settings["readable"], folder)
-    program = settings["filter"]
-    _call("prctl", _SET_SECCOMP, _FILTER, ctypes.byref(_SeccompProgram(len(program) // 8, program)), 0, 0)
+    set_filter(settings["filter"])
 
 
 def _restrict_files(readable: list[str], folder: str) -> None:
-    version = _call("syscall", _CREATE_RULESET, None, 0, 1)
+    version = call("syscall", _CREATE_RULESET, None, 0, 1)
     handled = (1 << _FILE_RIGHTS.get(version, 16)) - 1
     # Files; from version 4 on TCP, from version 6 on sockets without a file and signals. seccomp denies these too.
     ruleset = (ctypes.c_uint64 * 3)(handled, 3, 3)
     size = 8 if version < 4 else 16 if version < 6 else 24
-    rules = _call("syscall", _CREATE_RULESET, ruleset, size, 0)
+    rules = call("syscall", _CREATE_RULESET, ruleset, size, 0)
     rights = _OWN | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
     _allow(rules, folder, rights)
     for path in readable:
         _allow(rules, path, _READ_FILE | (_READ_FOLDER if os.path.isdir(path) else 0))
-    _call("syscall", _RESTRICT_SELF, rules, 0)
+    call("syscall", _RESTRICT_SELF, rules, 0)
     os.close(rules)
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
     below = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    _call("syscall", _ADD_RULE, rules, 1, ctypes.byref(_PathRule(rights, below)), 0)
+    call("syscall", _ADD_RULE, rules, 1, ctypes.byref(_PathRule(rights, below)), 0)
     os.close(below)
-
-
-def _call(name: str, *arguments: object) -> int:
-    result: int = getattr(_LIBC, name)(*arguments)
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"{name}({', '.join(map(str, arguments[:1]))}): {os.strerror(error)}")
-    return result
 
 
 _PROBE = """

@@ -8,8 +8,9 @@ from typing import Any
 from rlhf_core.config.environments.tools import PythonTool
 from rlhf_core.contract import StageContext
 from rlhf_core.environments.tools.toolset import EpisodeTools, ToolResult, Toolset
+from rlhf_core.processes.keeper import MOST_FILE_BYTES, MOST_FILES
 from rlhf_core.processes.sandbox import Sandbox
-from rlhf_core.processes.sandbox_process import MOST_FILE_BYTES, MOST_FILES, MOST_OUTPUT
+from rlhf_core.processes.sandbox_process import MOST_OUTPUT
 
 SCHEMA = {
     "type": "function",
