@@ -19,7 +19,7 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")  # each may import itsel
 ORDER = (
     "errors", "system", "arrays", "kept_tokens", "types", "metrics", "config", "losses", "packing", "division", "mesh",
     "processes", "models", "chat", "algorithms", "tracking", "artifacts", "contract", "data", "rollout", "warm",
-    "rewards", "reward_server", "environments", "episodes", "training", "evaluation", "report", "supervised", "rl",
+    "rewards", "reward_server", "runtimes", "environments", "episodes", "training", "evaluation", "report", "supervised", "rl",
     "actors", "stages", "recipe", "graph", "preflight", "pipeline", "garbage", "inference", "testing",
 )  # fmt: skip
 

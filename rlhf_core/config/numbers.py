@@ -195,6 +195,7 @@ Deviation = Annotated[float, Limits(0, 1, "no model is initialised so widely", a
 
 # Machines.
 Processes = Annotated[int, Limits(1, 100_000, "no cluster runs as many")]
+ProcessesOfCommand = Annotated[int, Limits(8, 65_536, "no node starts as many", "a shell and its pipes need some")]
 Threads = Annotated[int, Limits(0, 4096, "no machine has as many cores")]
 CPUs = Annotated[float, Limits(0, 4096, "no machine has as many cores", "Ray would reserve none", above=True)]
 PartitionSize = Annotated[int, Limits(2, 1024, "no node has as many GPUs", "one rank would hold all weights")]

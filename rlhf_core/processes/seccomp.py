@@ -1,7 +1,8 @@
-"""seccomp filter of the system calls that code in the sandbox may make.
+"""seccomp filters of the system calls that a sandbox permits.
 
-An allow-list: all other calls fail with EPERM, so that there are no sockets, processes, threads, signals, devices or
-shared memory, and nothing outlives the process. File access is left to Landlock (sandbox_process.py).
+Code has an allow-list: all other calls fail with EPERM, so that there are no sockets, processes, threads, signals,
+devices or shared memory, and nothing outlives the process. File access is left to Landlock (sandbox_process.py).
+Commands have a deny-list, within namespaces of their own (command_process.py).
 """
 
 from __future__ import annotations
@@ -55,34 +56,92 @@ _CONDITIONS: list[tuple[tuple[int | None, int | None], list[tuple[int, int, int]
 ]  # fmt: skip
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
 
+# Calls that no command needs and that reach what namespaces do not separate, or undo the separation.
+_DENIED: dict[str, tuple[int | None, int | None]] = {
+    "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "ptrace": (101, 117), "syslog": (103, 116),
+    "uselib": (134, None), "personality": (135, 92), "ustat": (136, None), "sysfs": (139, None),
+    "vhangup": (153, 58), "modify_ldt": (154, None), "pivot_root": (155, 41), "_sysctl": (156, None),
+    "adjtimex": (159, 171), "chroot": (161, 51), "acct": (163, 89), "settimeofday": (164, 170), "mount": (165, 40),
+    "umount2": (166, 39), "swapon": (167, 224), "swapoff": (168, 225), "reboot": (169, 142), "iopl": (172, None),
+    "ioperm": (173, None), "create_module": (174, None), "init_module": (175, 105), "delete_module": (176, 106),
+    "quotactl": (179, 60), "lookup_dcookie": (212, 18), "clock_settime": (227, 112), "mbind": (237, 235),
+    "set_mempolicy": (238, 237), "get_mempolicy": (239, 236), "mq_open": (240, 180), "kexec_load": (246, 104),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "migrate_pages": (256, 238),
+    "unshare": (272, 97), "move_pages": (279, 239), "perf_event_open": (298, 241), "fanotify_init": (300, 262),
+    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "clock_adjtime": (305, 266), "setns": (308, 268),
+    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272), "finit_module": (313, 273),
+    "memfd_create": (319, 279), "kexec_file_load": (320, 294), "bpf": (321, 280), "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
+    "fsmount": (432, 432), "fspick": (433, 433), "pidfd_getfd": (438, 438), "mount_setattr": (442, 442),
+    "quotactl_fd": (443, 443), "memfd_secret": (447, 447),
+}  # fmt: skip
+_NEWER = 450  # and later numbers: calls that the list above does not know
+_CLONE, _SOCKET, _SOCKETPAIR = (56, 220), (41, 198), (53, 199)
+_NEW_NAMESPACES = 0x7E020000  # flags of clone
+# Calls that are denied but for these arguments: no new namespace; sockets of files and of IP, of its own loopback.
+_EXCEPTIONS: list[tuple[tuple[int | None, int | None], list[list[tuple[int, int, int]]]]] = [
+    (_CLONE, [[(0, _NEW_NAMESPACES, 0)]]),
+    *((each, [[(0, _ANY, family)] for family in (1, 2, 10)]) for each in (_SOCKET, _SOCKETPAIR)),
+]
+
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06  # BPF: ld [k]; and; jeq; jge; ret
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
+_REFUSED, _ABSENT = _ERROR | errno.EPERM, _ERROR | errno.ENOSYS
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
 
 def seccomp_filter() -> bytes:
-    """Return struct sock_filter[] for this machine. Raises StageError for an architecture without a table of calls."""
-    machine = platform.machine()
-    if machine not in _ARCHITECTURES:
-        raise StageError(
-            f"code is confined on {', '.join(_ARCHITECTURES)}, and this node is {machine}: run the stage on another "
-            "node, or leave out what runs code"
-        )
-    column, architecture = _ARCHITECTURES[machine]
-    denied = _ERROR | errno.EPERM
-    program = [
-        (_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER),
-        (_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, denied),  # x32, whose numbers mean other calls
-    ]  # fmt: skip
+    """Return struct sock_filter[] for code on this machine. Raises StageError for an architecture without a table."""
+    column, program = _begun("code")
     for numbers in _ALLOWED.values():
         if (number := numbers[column]) is not None:
-            program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+            program += _returned(number, _ALLOW)
     # glibc tries clone3 first, and clone only if the kernel has no clone3.
-    program += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
+    program += _returned(_CLONE3[column], _ABSENT)
     for numbers, tests in _CONDITIONS:
         if (number := numbers[column]) is not None:
             program += _allowed_if(number, tests)
-    program += [(_RETURN, 0, 0, denied)]
+    return _packed([*program, (_RETURN, 0, 0, _REFUSED)])
+
+
+def command_filter() -> bytes:
+    """Return struct sock_filter[] for commands on this machine. Raises StageError as `seccomp_filter`."""
+    column, program = _begun("a command")
+    for numbers in _DENIED.values():
+        if (number := numbers[column]) is not None:
+            program += _returned(number, _REFUSED)
+    program += _returned(_CLONE3[column], _ABSENT)  # its flags are in memory, which no filter reads
+    for numbers, alternatives in _EXCEPTIONS:
+        number = numbers[column]
+        assert number is not None
+        for tests in alternatives:
+            program += _allowed_if(number, tests)
+        program += [(_LOAD, 0, 0, _NUMBER), *_returned(number, _REFUSED)]  # an argument may be loaded
+    program += [(_AT_LEAST, 0, 1, _NEWER), (_RETURN, 0, 0, _ABSENT)]
+    return _packed([*program, (_RETURN, 0, 0, _ALLOW)])
+
+
+def _begun(what: str) -> tuple[int, list[tuple[int, int, int, int]]]:
+    """Return the column of the tables, and the beginning of a program: it ends with the call's number loaded."""
+    machine = platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise StageError(
+            f"{what} is confined on {', '.join(_ARCHITECTURES)}, and this node is {machine}: run the stage on another "
+            "node, or leave out what runs code"
+        )
+    column, architecture = _ARCHITECTURES[machine]
+    return column, [
+        (_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER),
+        (_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _REFUSED),  # x32, whose numbers mean other calls
+    ]  # fmt: skip
+
+
+def _returned(number: int, result: int) -> list[tuple[int, int, int, int]]:
+    return [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, result)]
+
+
+def _packed(program: Sequence[tuple[int, int, int, int]]) -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 

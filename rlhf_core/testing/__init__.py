@@ -3,5 +3,8 @@
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{part}" for part in ("engine", "environment", "reward", "stage", "store", "training_engine"))
+    *(
+        f"{__name__}.{part}"
+        for part in ("engine", "environment", "reward", "runtime", "stage", "store", "training_engine")
+    )
 )
