@@ -53,7 +53,7 @@ class NamedFolder:
 
     path: str
     suffixes: tuple[str, ...]
-    holds: Literal["a model", "images", "tasks"]
+    holds: Literal["a model", "images", "tasks", "task folders"]
 
 
 class Config(BaseModel):

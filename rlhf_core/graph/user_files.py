@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlhf_core.config.base import Config, NamedFolder, configs_below
 from rlhf_core.config.stages.base_model import MODEL_SUFFIXES
+from rlhf_core.data.sources.harbor import files_of_tasks
 from rlhf_core.data.sources.opening import name_problem
 from rlhf_core.errors import RecipeError, one_line
 from rlhf_core.models.folders.folder import TEMPLATES
@@ -51,6 +52,17 @@ def files_below(root: Path, named: NamedFolder) -> list[str]:
     return [f"{folder.rstrip('/')}/{name}" for name in names]
 
 
+def task_files(root: Path, folder: str) -> list[str]:
+    """Return the files of the user's task folders below `folder`, as `folder/name`. Raises RecipeError if none."""
+    try:
+        names = [path.relative_to(root / folder).as_posix() for path in files_of_tasks(root / folder)]
+    except OSError as error:
+        raise RecipeError(f"{folder}: this folder of tasks cannot be read ({error.strerror})") from error
+    if not names:
+        raise RecipeError(f"{folder}: there is no folder of a task, which has a task.toml (looked in {root / folder})")
+    return [f"{folder.rstrip('/')}/{name}" for name in names]
+
+
 def named_variables(config: Config) -> frozenset[str]:
     """Return the environment variables that `config` names, at any depth: a job needs them, a key never includes their
     content.
@@ -63,7 +75,13 @@ def _paths(config: Config, root: Path) -> Iterator[str]:
         yield from part.named_files()
         for folder in part.named_folders():
             if "://" not in folder.path:
-                yield from model_files(root, folder.path) if folder.holds == "a model" else files_below(root, folder)
+                yield from _files_of(root, folder)
+
+
+def _files_of(root: Path, folder: NamedFolder) -> list[str]:
+    if folder.holds == "a model":
+        return model_files(root, folder.path)
+    return task_files(root, folder.path) if folder.holds == "task folders" else files_below(root, folder)
 
 
 def _digest(root: Path, path: str) -> str:

@@ -13,6 +13,7 @@ from rlhf_core.config.data.dataset import (
     DatasetConfig,
     FilesSource,
     FunctionSource,
+    HarborSource,
     HubSource,
     ReasoningGymSource,
     Source,
@@ -24,6 +25,7 @@ from rlhf_core.data.images import ImageReader
 from rlhf_core.data.kept import mix_problem
 from rlhf_core.data.overlap import PromptIndex
 from rlhf_core.data.sources.files import SUFFIXES, BadRow, Budget, file_type, iterate_file
+from rlhf_core.data.sources.harbor import iterate_tasks
 from rlhf_core.data.sources.opening import COMPRESSIONS, name_problem
 from rlhf_core.data.sources.reasoning import check_task, generate
 from rlhf_core.errors import RecipeError
@@ -181,6 +183,9 @@ def _check_source(
             return [row for task in source.tasks for row in _generated(task, source, config, bad_row, root)]
         case FunctionSource():
             return []  # its code is checked beside that of rewards
+        case HarborSource():
+            tasks = iterate_tasks(root / source.folder, source.folder, bad_row)
+            return list(_canonical(tasks, config, bad_row, ImageReader.before_a_run(config.images, root)))
         case HubSource():
             return []  # nothing is fetched before the run
 

@@ -65,6 +65,7 @@ OTHER_TYPOS = {
     "tiny-conditional": ("told.decimals", "told.decimls"),
     "tiny-game": ("rl.environment.max_turns", "rl.environment.max_truns"),
     "tiny-tools": ("rl.environment.parser", "rl.environment.praser"),
+    "tiny-harbor": ("rl.environment.command_seconds", "rl.environment.comand_seconds"),
     "tiny-agent": ("evaluation.environment.path", "evaluation.environment.paht"),
     "tiny-ratings": ("reward_regression.lora", "reward_regression.loar"),
     "tiny-merge": ("agreed.density", "agreed.densty"),

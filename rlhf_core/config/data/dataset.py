@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rlhf_core.config.base import Config, NamedFolder, Reads, Role, operational, since_default
 from rlhf_core.config.data.format_table import FORMATS, known_format
@@ -92,7 +92,28 @@ class FunctionSource(UserFile):
     options: dict[str, Any] = Field(default={}, description="the function's arguments")
 
 
-Source = Annotated[FilesSource | HubSource | ReasoningGymSource | FunctionSource, Field(discriminator="type")]
+class HarborSource(Config):
+    """Task folders of Harbor, each a row for the environment `harbor`; all their files are part of the stage key."""
+
+    type: Literal["harbor"]
+    folder: NonEmpty = Field(
+        description="a folder with the folders of tasks, or that of one; a relative path starts at the recipe's folder"
+    )
+
+    @field_validator("folder")
+    @classmethod
+    def _is_local(cls, folder: str) -> str:
+        if "://" in folder:
+            raise ValueError("task folders are read from this machine: copy them to a folder of it")
+        return folder
+
+    def named_folders(self) -> Iterator[NamedFolder]:
+        yield NamedFolder(self.folder, (), "task folders")
+
+
+Source = Annotated[
+    FilesSource | HubSource | ReasoningGymSource | FunctionSource | HarborSource, Field(discriminator="type")
+]
 
 
 class WeightedSource(Config):

@@ -13,7 +13,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, operational
 from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.environments.harbor import HarborTask
 from rlhf_core.config.environments.nemo_gym import ResourceServers, check_tools
+from rlhf_core.config.environments.runtimes import RuntimeConfig, SandboxRuntime
 from rlhf_core.config.environments.tools import CallsTools, FunctionTool, ToolConfig
 from rlhf_core.config.numbers import GiB, PartialShare, Seconds, Sequences, Turns, no_bool
 from rlhf_core.config.plugins import Table
@@ -309,7 +311,11 @@ class ToolsEnvironment(TimedEpisodes, EpisodeProcesses, ToleratesFailures, Calls
     )
 
     def unused_fields(self) -> frozenset[str]:
-        return frozenset() if self.code() else frozenset({"parallel_episodes"})
+        return frozenset() if self.runs_per_episode else frozenset({"parallel_episodes"})
+
+    @property
+    def runs_per_episode(self) -> bool:
+        return any(tool.per_episode for tool in self.tools.values())
 
     def code(self) -> Mapping[str, CodeEnvironment | FunctionTool]:
         return {f"tools.{name}": tool for name, tool in self.tools.items() if isinstance(tool, FunctionTool)}
@@ -352,6 +358,47 @@ class NemoGymEnvironment(TimedEpisodes, ToleratesFailures, CallsTools, ResourceS
 
     def of_row(self, row: Mapping[str, Any]) -> EnvironmentConfig:
         check_tools(row, can_call=self.calls_tools)
+        return self
+
+
+class HarborEnvironment(TimedEpisodes, EpisodeProcesses, ToleratesFailures, CallsTools):
+    """A task folder of Harbor: the policy works by the tool `bash` in a runtime, and the task's tests give the reward.
+
+    Rows are those of a source `harbor`. The first reply without a call, or the last one, ends an episode.
+    """
+
+    type: Literal["harbor"]
+    max_turns: Turns = Field(default=8, description="maximum number of replies in an episode")
+    runtime: RuntimeConfig = Field(default=SandboxRuntime(), description="where commands and tests run")
+    parser: str = Field(
+        min_length=1, description="format of the model's calls: the name of one of vLLM's tool parsers, such as hermes"
+    )
+    edits: bool = Field(default=False, description="whether there is a tool `edit`, which replaces a text in a file")
+    command_seconds: Seconds = Field(
+        default=30.0, description="time limit of a command of the policy, whose processes are killed"
+    )
+    test_seconds: Seconds = Field(
+        default=600.0,
+        description="time limit of the tests, if that of the task is not lower; without a verdict the reward is 0",
+    )
+    without_reward: Literal["error", "zero"] = Field(
+        default="error",
+        description="treatment of tests that end without a reward: the episode fails; or its reward is 0, as for tests "
+        "that write one only if they pass",
+    )
+
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        return ("harbor",)
+
+    @property
+    def calls_tools(self) -> bool:
+        return True
+
+    def of_row(self, row: Mapping[str, Any]) -> EnvironmentConfig:
+        if "harbor" in row:
+            task = HarborTask.of(row["harbor"])
+            self.runtime.check_image(task.image, task.dockerfile)
         return self
 
 
@@ -413,6 +460,7 @@ ENVIRONMENTS: Table[EnvironmentEntry] = Table("environments", EnvironmentEntry, 
     "single_turn": EnvironmentEntry(SingleTurn, "rlhf_core.environments.single_turn:SingleTurnEnvironment"),
     "retry": EnvironmentEntry(Retry, "rlhf_core.environments.retry:RetryEnvironment"),
     "tools": EnvironmentEntry(ToolsEnvironment, "rlhf_core.environments.tools.tools:ToolHost"),
+    "harbor": EnvironmentEntry(HarborEnvironment, "rlhf_core.environments.harbor:HarborHost"),
     "nemo_gym": EnvironmentEntry(NemoGymEnvironment, "rlhf_core.environments.nemo_gym.environment:NemoGymHost"),
     "by_row": EnvironmentEntry(ByRow, "rlhf_core.environments.by_row:HostByRow"),
     "function": EnvironmentEntry(FunctionEnvironment, "rlhf_core.environments.function:FunctionHost"),

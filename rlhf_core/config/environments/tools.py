@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from rlhf_core.config.base import Config, operational
+from rlhf_core.config.environments.runtimes import RuntimeConfig, SandboxRuntime
 from rlhf_core.config.numbers import Characters, GiB, Seconds, Turns
 from rlhf_core.config.plugins import Table
 from rlhf_core.config.texts import Visible
@@ -43,6 +44,11 @@ class ToolConfig(TypedConfig):
     def table(cls) -> Table[Any]:
         return TOOLS
 
+    @property
+    def per_episode(self) -> bool:
+        """Whether each episode has a process, or more, of its own."""
+        return False
+
 
 class FunctionTool(ToolConfig, UserProgram):
     """A function of the user's Python file, or a class whose public methods are tools.
@@ -58,6 +64,10 @@ class FunctionTool(ToolConfig, UserProgram):
         60.0, description="time limit of a call; with a later answer the episode fails"
     )
     memory_gib: GiB = operational(4.0, description="memory limit of an episode beyond what the file has loaded, GiB")
+
+    @property
+    def per_episode(self) -> bool:
+        return True
 
 
 class PythonTool(ToolConfig):
@@ -75,6 +85,22 @@ class PythonTool(ToolConfig):
     )
 
 
+class BashTool(ToolConfig):
+    """A tool `bash` that runs commands in a runtime of the episode, and with `edits` a tool `edit` for its files.
+
+    Files are kept between commands; the processes of a command end with it.
+    """
+
+    type: Literal["bash"]
+    runtime: RuntimeConfig = Field(default=SandboxRuntime(), description="where commands run")
+    timeout_seconds: Seconds = Field(default=30.0, description="time limit of a command, whose processes are killed")
+    edits: bool = Field(default=False, description="whether there is a tool `edit`, which replaces a text in a file")
+
+    @property
+    def per_episode(self) -> bool:
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class ToolEntry:
     config: type[ToolConfig]
@@ -84,4 +110,5 @@ class ToolEntry:
 TOOLS: Table[ToolEntry] = Table("tools", ToolEntry, {
     "function": ToolEntry(FunctionTool, "rlhf_core.environments.function:FunctionTools"),
     "python": ToolEntry(PythonTool, "rlhf_core.environments.tools.python_tool:PythonTools"),
+    "bash": ToolEntry(BashTool, "rlhf_core.environments.tools.runtime_tools:RuntimeTools"),
 })  # fmt: skip

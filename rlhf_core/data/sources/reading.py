@@ -11,6 +11,7 @@ from pathlib import Path
 from rlhf_core.config.data.dataset import (
     FilesSource,
     FunctionSource,
+    HarborSource,
     HubSource,
     ReasoningGymSource,
     Source,
@@ -19,6 +20,7 @@ from rlhf_core.contract import StageContext
 from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.sources.arrow_rows import without_added_nulls
 from rlhf_core.data.sources.files import BadRow, iterate_file, raise_bad_row
+from rlhf_core.data.sources.harbor import iterate_tasks
 from rlhf_core.data.sources.reasoning import generate
 from rlhf_core.data.sources.remote import fetch_file, reading, require_unchanged
 from rlhf_core.errors import StageError, reason_of
@@ -52,6 +54,8 @@ def iterate_source(
                 yield from ((f"{task} {index}", row) for index, row in enumerate(rows))
         case FunctionSource():
             yield from _function_rows(source, context.user_file(source.path), bad_row)
+        case HarborSource():
+            yield from iterate_tasks(context.user_folder(source.folder), source.folder, bad_row)
 
 
 def streams(source: Source) -> bool:

@@ -43,7 +43,7 @@ class ToolHost(EnvironmentHost):
         self.max_turns = config.max_turns
         self.tolerated_failures = config.tolerated_failures
         self.episode_seconds = config.episode_seconds
-        self.parallel_episodes = config.parallel_episodes if config.code() else None
+        self.parallel_episodes = config.parallel_episodes if config.runs_per_episode else None
         self.tools = [schema for toolset in toolsets for schema in toolset.schemas]
         self._config, self._toolsets, self._parser, self._opened = config, toolsets, parser, opened
         names = Counter(schema["function"]["name"] for schema in self.tools)

@@ -1,0 +1,6 @@
+#!/bin/bash
+reward=0
+if cmp -s /app/page /tests/plan; then
+    reward=1
+fi
+echo "$reward" > /logs/verifier/reward.txt
