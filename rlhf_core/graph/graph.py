@@ -82,7 +82,7 @@ def _node(
     refs = {name: nodes[other].ref for name, other in draft.inputs.items()}
     files = user_files(draft.config, loaded.root)
     try:
-        sources = pins(draft.config, resolved)
+        sources = pins(draft.config, resolved, loaded.root)
     except RecipeError as error:
         raise RecipeError(f"{draft.section}: {error}") from error
     seed = draft.config.seed_of(loaded.recipe.seed)

@@ -5,33 +5,37 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 from rlhf_core.config.base import Config, configs_below
 from rlhf_core.config.data.dataset import FilesSource, HubSource
+from rlhf_core.config.environments.tools import McpTool
 from rlhf_core.config.stages.base_model import HubModel
 from rlhf_core.data.sources.remote import UnreadableError, file_identity, folder_identity, is_versioned
 from rlhf_core.errors import RecipeError, reason_of
+from rlhf_core.processes.mcp_server import look_up_tools
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_SECONDS = 20.0
 
 
-def pins(config: Config, resolved: dict[str, str]) -> dict[str, str]:
+def pins(config: Config, resolved: dict[str, str], root: Path) -> dict[str, str]:
     """Return URL -> identity of every remote source that `config` names, at any depth: a commit of the hub, or the
-    version of a file or of a folder's files (see data/sources/remote.py).
+    version of a file or of a folder's files (see data/sources/remote.py), or the tools of an MCP server.
 
     resolved: identities looked up before, so that two stages of one plan read the same content; extended in place.
+    root: the recipe's folder.
     Raises RecipeError for a source that cannot be looked up.
     """
     pinned = {}
-    for url, look_up in _sources(config):
+    for url, look_up in _sources(config, root):
         if url not in resolved:
             resolved[url] = look_up()
         pinned[url] = resolved[url]
     return pinned
 
 
-def _sources(config: Config) -> Iterator[tuple[str, partial[str]]]:
+def _sources(config: Config, root: Path) -> Iterator[tuple[str, partial[str]]]:
     """Yield each remote source: its URL, and a function that looks its identity up."""
     for _, part in configs_below(config):
         for folder in part.named_folders():
@@ -40,6 +44,8 @@ def _sources(config: Config) -> Iterator[tuple[str, partial[str]]]:
         match part:
             case HubModel() | HubSource():
                 yield part.url, partial(_commit, part)
+            case McpTool():
+                yield part.pin_name, partial(look_up_tools, part, root)
             case FilesSource(paths=paths, streaming=streaming):
                 yield from ((path, partial(_file, path, streaming)) for path in paths if "://" in path)
 

@@ -5,16 +5,17 @@ A new kind is a file in rlhf_core/environments, its config class, and one line t
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rlhf_core.config.base import Config, operational
 from rlhf_core.config.environments.runtimes import RuntimeConfig, SandboxRuntime
 from rlhf_core.config.numbers import Characters, GiB, Seconds, Turns
 from rlhf_core.config.plugins import Table
-from rlhf_core.config.texts import Visible
+from rlhf_core.config.texts import NonEmpty, Variable, Visible
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import UserProgram
 
@@ -101,6 +102,62 @@ class BashTool(ToolConfig):
         return True
 
 
+class McpTool(ToolConfig):
+    """The tools of a server of the Model Context Protocol, a program that speaks it by standard input and output.
+
+    Its tools are looked up when the run is planned, and are part of the stage's key.
+    """
+
+    type: Literal["mcp"]
+    command: tuple[NonEmpty, ...] = Field(
+        min_length=1,
+        description="the program and its arguments, such as [python, server.py]; it runs in a folder with `files`",
+    )
+    files: tuple[NonEmpty, ...] = Field(
+        default=(), description="the user's files that it needs; relative paths start at the recipe's folder"
+    )
+    only: tuple[NonEmpty, ...] = Field(default=(), description="its tools that the policy may call; none: all")
+    shared: bool = Field(
+        default=False,
+        description="one server for all episodes, which must keep them apart itself; false: each episode starts one",
+    )
+    variables: tuple[Variable, ...] = operational(
+        (), description="environment variables used by it, such as one with a token"
+    )
+    start_seconds: Seconds = operational(30.0, description="time limit in which it must have listed its tools")
+    timeout_seconds: Seconds = operational(
+        60.0, description="time limit of a call; with a later answer the episode fails"
+    )
+
+    @property
+    def per_episode(self) -> bool:
+        return not self.shared
+
+    @property
+    def name(self) -> str:
+        """The server in messages."""
+        return " ".join(self.command)
+
+    @property
+    def pin_name(self) -> str:
+        """The server among the sources whose content is part of a key."""
+        return f"mcp:{self.name}"
+
+    def named_files(self) -> tuple[str, ...]:
+        return self.files
+
+    def named_variables(self) -> tuple[str, ...]:
+        return self.variables
+
+    @field_validator("files")
+    @classmethod
+    def _below_the_recipe(cls, files: tuple[str, ...]) -> tuple[str, ...]:
+        for file in files:
+            if posixpath.isabs(file) or posixpath.normpath(file).partition("/")[0] in ("", ".", ".."):
+                raise ValueError(f"`{file}` must be a file in the recipe's folder, or in one below it")
+        return files
+
+
 @dataclass(frozen=True, slots=True)
 class ToolEntry:
     config: type[ToolConfig]
@@ -110,5 +167,6 @@ class ToolEntry:
 TOOLS: Table[ToolEntry] = Table("tools", ToolEntry, {
     "function": ToolEntry(FunctionTool, "rlhf_core.environments.function:FunctionTools"),
     "python": ToolEntry(PythonTool, "rlhf_core.environments.tools.python_tool:PythonTools"),
+    "mcp": ToolEntry(McpTool, "rlhf_core.environments.tools.mcp_tools:McpTools"),
     "bash": ToolEntry(BashTool, "rlhf_core.environments.tools.runtime_tools:RuntimeTools"),
 })  # fmt: skip
