@@ -17,10 +17,11 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")  # each may import itsel
 
 # The packages and files of rlhf_core: each may import itself and what stands before it.
 ORDER = (
-    "errors", "system", "arrays", "kept_tokens", "types", "metrics", "config", "losses", "packing", "division", "mesh",
-    "processes", "models", "chat", "algorithms", "tracking", "artifacts", "contract", "data", "rollout", "warm",
-    "rewards", "reward_server", "runtimes", "environments", "episodes", "training", "evaluation", "report", "supervised", "rl",
-    "actors", "stages", "recipe", "graph", "preflight", "pipeline", "garbage", "inference", "testing",
+    "errors", "system", "arrays", "kept_tokens", "types", "metrics", "config", "losses", "packing", "division",
+    "mesh", "processes", "models", "chat", "algorithms", "tracking", "artifacts", "contract", "data", "rollout",
+    "warm", "rewards", "reward_server", "runtimes", "environments", "episodes", "training", "evaluation",
+    "report", "supervised", "rl", "actors", "stages", "recipe", "graph", "preflight", "pipeline", "garbage",
+    "inference", "testing",
 )  # fmt: skip
 
 # A library and the only places (prefixes of a file's path) that may import it.

@@ -144,7 +144,8 @@ class _Watch:
                 for thread in os.listdir(f"/proc/{process}/task"):
                     with open(f"/proc/{process}/task/{thread}/children") as file:
                         pending += map(int, file.read().split())
-        return 1024 * size > self._settings["memory"]
+        memory: int = self._settings["memory"]
+        return 1024 * size > memory
 
 
 def _run(
