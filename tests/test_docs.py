@@ -209,6 +209,8 @@ def put_files(recipe: dict[str, Any], folder: Path) -> None:
             (folder / path).write_bytes(made)
         if source["type"] == "hub":
             source["repository"] = REPOSITORY
+        if source["type"] == "harbor":
+            shutil.copytree(ROOT / "deployments" / "recipes" / "tiny_harbor" / "tasks", folder / source["folder"])
     source = recipe["base"]["source"]
     if source["type"] == "hub":  # the page's repository is not there: a folder in its place
         recipe["base"] = {"chat_template": "chatml"} | recipe["base"]  # it writes tools, as that of the page's model

@@ -16,8 +16,11 @@ pytestmark = pytest.mark.parts
 DOCS = Path(__file__).parents[1] / "docs"
 SHELVES = ("tutorials", "guides", "operate", "design")
 MOST_WORDS = 25_000
-# Of nodes, of files of a run, of rows, and of verl.
-NO_SETTINGS = {"merge.sft", "evaluation.rl", "reward_model.ground_truth", "rollout.gpu_memory_utilization"}
+# Of nodes, of files of a run, of rows, of verl, and of Harbor.
+NO_SETTINGS = {
+    "merge.sft", "evaluation.rl", "reward_model.ground_truth", "rollout.gpu_memory_utilization",
+    "environment.docker_image", "environment.env",
+}  # fmt: skip
 FILES = (".html", ".json", ".jsonl")
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[2])  # where our code is, for these files alone
+from rlhf_core.errors import reason_of
 from rlhf_core.processes.keeper import drop_privileges, few_files, host, set_filter
 from rlhf_core.processes.namespaces import enter, give, leave_user
 
@@ -178,7 +179,7 @@ def _run(
         status = _status_of(worker)
     except BaseException as error:  # whatever it is, a fork must not become a second keeper
         with suppress(OSError):
-            os.write(3, f"{type(error).__name__}: {error}".encode()[:1000])
+            os.write(3, f"{type(error).__name__}: {reason_of(error)}".encode()[:1000])
     finally:
         os._exit(status)
 
@@ -238,7 +239,7 @@ def _fault(settings: dict[str, Any]) -> str:
             why = f"the probe was stopped: {ended['stopped']}" if ended.get("stopped") else ended.get("output", "")
             os.write(writer, (ended.get("fault") or why).encode()[:1000])
         except BaseException as error:
-            os.write(writer, f"{type(error).__name__}: {error}".encode()[:1000])
+            os.write(writer, f"{type(error).__name__}: {reason_of(error)}".encode()[:1000])
         finally:
             os._exit(0)
     os.close(writer)

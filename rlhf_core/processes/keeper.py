@@ -19,6 +19,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from rlhf_core.errors import reason_of
 from rlhf_core.processes.fork_server import ForkServer, Request, end_with, received_files
 from rlhf_core.processes.lines import open_pipes
 
@@ -46,7 +47,7 @@ def host(answer: Callable[..., dict[str, Any]], fault: Callable[[dict[str, Any]]
             import_module(module)
         problem = fault(settings)
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
+        problem = f"{type(error).__name__}: {reason_of(error)}"
     with requests, replies:
         replies.write(json.dumps({"error": problem} if problem else {"ready": True}) + "\n")
     if not problem:

@@ -170,6 +170,7 @@ def test_the_typos_cover_every_section() -> None:
         "again",
         "by_letters",
         "on_policy",
+        "third",
         "sampled",
         "dpo",
         "conditional_sft",
