@@ -1,5 +1,4 @@
-"""Rewards of text keep one contract: a function of the user's file, a verifier, a server, a judge, and a
-rubric."""
+"""Rewards of text keep one contract: functions of the user's files, verifiers, servers, judges and rubrics."""
 
 from __future__ import annotations
 
