@@ -211,6 +211,9 @@ def put_files(recipe: dict[str, Any], folder: Path) -> None:
             source["repository"] = REPOSITORY
         if source["type"] == "harbor":
             shutil.copytree(ROOT / "deployments" / "recipes" / "tiny_harbor" / "tasks", folder / source["folder"])
+    for name, stage in recipe.items():
+        if name != "base" and isinstance(stage, dict) and stage.get("source", {}).get("type") == "hub":
+            stage["source"] = {"type": "folder", "path": "model"}
     source = recipe["base"]["source"]
     if source["type"] == "hub":  # the page's repository is not there: a folder in its place
         recipe["base"] = {"chat_template": "chatml"} | recipe["base"]  # it writes tools, as that of the page's model

@@ -177,10 +177,15 @@ def decode_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
+def decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Return the text of tokens with all special tokens."""
+    return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+
 def written_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """Return the text of sampled tokens with its special tokens, except the one that ends it."""
     ended = ids and ids[-1] in stop_token_ids(tokenizer)
-    return str(tokenizer.decode(list(ids[: len(ids) - bool(ended)]), clean_up_tokenization_spaces=False))
+    return decoded(tokenizer, ids[: len(ids) - bool(ended)])
 
 
 def stop_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

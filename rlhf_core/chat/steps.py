@@ -34,11 +34,11 @@ def step_ends(tokenizer: Tokenizer, token_ids: Sequence[int], separator: str) ->
             complete.append(position)
     ends: list[int] = []
     for position in complete[:-1]:
-        ends.append(_completed(tokenizer, token_ids, text, position, first=ends[-1] if ends else 0))
+        ends.append(completed(tokenizer, token_ids, text, position, first=ends[-1] if ends else 0))
     return [*ends, len(token_ids) - 1]
 
 
-def _completed(tokenizer: Tokenizer, token_ids: Sequence[int], text: str, position: int, *, first: int) -> int:
+def completed(tokenizer: Tokenizer, token_ids: Sequence[int], text: str, position: int, *, first: int) -> int:
     """Return the first token from `first` on with which the completion decodes to the first `position` characters of
     `text`, with or without more.
 

@@ -32,6 +32,7 @@ from rlhf_core.models.folders.folder import (
     update_json,
 )
 from rlhf_core.models.folders.headers import read_object
+from rlhf_core.models.folders.readers import in_token_form
 from rlhf_core.models.folders.remote_code import VISION_ENCODER, reads_images
 from rlhf_core.models.quantisation import quantised_loading, require_same_values
 from rlhf_core.models.safetensors_file import without_memory, write_safetensors
@@ -100,6 +101,8 @@ def load_scalar_model(
     weights in the folder are incomplete, or do not match its config.
     """
     config = read_config(folder)
+    if in_token_form(config):
+        raise StageError(f"{folder}: this is a process reward model in token form, which has no score head")
     trained_head = is_classifier(config)
     if trained_head and num_labels(config) != 1:
         raise StageError(f"{folder}: this classifier has several labels; a scalar model has one")

@@ -88,7 +88,7 @@ def _refused_with(functions: Mapping[str, UserCode], file: Path, log: IO[bytes],
     try:
         for key, config in functions.items():
             parameters = config.parameters if isinstance(config, CodeEnvironment | FunctionReward) else ()
-            form = config.form if isinstance(config, FunctionReward) else "alignment"
+            form = config.form if isinstance(config, FunctionReward | ProgramConfig) else "alignment"
             function = UserFunction(file, config.function, config.path, parameters, config.options, _kind(config), form)
             process = process or UserProcess(function, LOADING_SECONDS, log=log, folder=folder)
             try:

@@ -10,8 +10,10 @@ from rlhf_core.config.base import Dtype
 from rlhf_core.config.engines.rollout import ENGINES
 from rlhf_core.config.rewards.rewards import ModelReward
 from rlhf_core.config.stages.base import StageConfig
+from rlhf_core.config.stages.token_form import TokenForm
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.models.folders.readers import (
+    STORED_LABELS,
     STORED_SEPARATOR,
     judge_problem,
     reader_problem,
@@ -81,16 +83,24 @@ def _judges(
         model = models.get(judge)
         if model is None:
             continue
+        settings = {**model.settings, **_form(nodes[judge].config)}
         problem = None
         if "model" not in nodes[judge].inputs:  # one that was trained here has a scale
-            problem = scale_problem(model.settings, reward)
-            problem = problem or separator_problem(model.settings.get(STORED_SEPARATOR), reward)
+            problem = scale_problem(settings, reward)
+            problem = problem or separator_problem(settings.get(STORED_SEPARATOR), reward)
         same = same_tokens(model, policy, root)
         if problem is None and same is not None:
             reads = same and _template(model, root) == _template(policy, root)
-            problem = judge_problem(model.settings, reward, reads_tokens=reads, tokens=tokens)
+            problem = judge_problem(settings, reward, reads_tokens=reads, tokens=tokens)
         if problem is not None:
             yield f"{judged.setting}: {problem}"
+
+
+def _form(config: StageConfig) -> dict[str, object]:
+    """Return what a stage adds to the config.json of a process reward model in token form; empty for others."""
+    if not isinstance(config, TokenForm) or not config.in_token_form:
+        return {}
+    return {STORED_SEPARATOR: config.separator, STORED_LABELS: config.labels}
 
 
 def _template(model: BaseModel, root: Path) -> str:

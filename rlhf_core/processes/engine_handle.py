@@ -7,8 +7,18 @@ import itertools
 import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from threading import Lock, Thread
 from typing import Any
+
+
+class RefusedCallError(ValueError):
+    """The policy does not serve this call. `code` is that of the OpenAI API: too_many_calls, ...; or empty."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +38,9 @@ class EngineHandle:
     def __init__(self, connection: socket.socket, answers: Iterator[Mapping[str, Any]]) -> None:
         self._connection, self._answers = connection, answers
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._reading: asyncio.Task[None] | None = None
+        self._waiting: dict[int, Future[Mapping[str, Any]]] = {}
+        self._lock = Lock()
+        self._reading: Thread | None = None
 
     async def generate(
         self, token_ids: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] = ()
@@ -37,7 +48,7 @@ class EngineHandle:
         """Sample a completion after the tokens, at the temperature of the run.
 
         max_tokens: none for `sampling.max_tokens`. stop: the completion ends with the token that completes one of these
-        texts. Raises ValueError beyond the limits of the episode, or of the context.
+        texts. Raises RefusedCallError beyond the limits of the episode, or of the context.
         """
         request = {"token_ids": list(token_ids), "max_tokens": max_tokens, "stop": list(stop)}
         return Reply(**await self._request("generate", request))
@@ -57,26 +68,42 @@ class EngineHandle:
         text: str = await self._request("decode", {"token_ids": list(token_ids)})
         return text
 
-    async def _request(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        loop = asyncio.get_running_loop()
-        if self._reading is None:
-            self._reading = loop.create_task(self._read())
-        number = next(self._numbers)
-        future = self._waiting[number] = loop.create_future()
-        line = json.dumps({"ask": method, "number": number, "arguments": arguments}).encode() + b"\n"
-        await loop.run_in_executor(None, self._connection.sendall, line)
-        answer: dict[str, Any] = await future
-        if "refused" in answer:
-            raise ValueError(answer["refused"])
-        return answer["answer"]
+    async def limits(self) -> dict[str, float]:
+        """Return `max_length` of prompt and completion together, `max_tokens` of a completion, and `temperature`."""
+        limits: dict[str, float] = await self._request("limits", {})
+        return limits
 
-    async def _read(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            answer = await loop.run_in_executor(None, next, self._answers)
+    def blocking(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        """Return the answer to a request, for code that cannot await: concurrent calls wait."""
+        return _answer_of(self._send(method, arguments).result())
+
+    async def _request(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        sent = await asyncio.get_running_loop().run_in_executor(None, self._send, method, arguments)
+        return _answer_of(await asyncio.wrap_future(sent))
+
+    def _send(self, method: str, arguments: Mapping[str, Any]) -> Future[Mapping[str, Any]]:
+        future: Future[Mapping[str, Any]] = Future()
+        with self._lock:
+            if self._reading is None:
+                self._reading = Thread(target=self._read, daemon=True)
+                self._reading.start()
+            number = next(self._numbers)
+            self._waiting[number] = future
+            line = json.dumps({"ask": method, "number": number, "arguments": arguments}).encode() + b"\n"
+            self._connection.sendall(line)
+        return future
+
+    def _read(self) -> None:
+        for answer in self._answers:
             future = self._waiting.pop(answer["number"])
-            if not future.cancelled():
+            if future.set_running_or_notify_cancel():
                 future.set_result(answer)
+
+
+def _answer_of(answer: Mapping[str, Any]) -> Any:
+    if "refused" in answer:
+        raise RefusedCallError(answer["refused"], answer["code"])
+    return answer["answer"]
 
 
 def claimed(value: Any) -> Any:

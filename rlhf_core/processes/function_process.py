@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from rlhf_core.errors import RecipeError, RewardError, StageError
 from rlhf_core.processes.lines import open_pipes, received
+from rlhf_core.processes.program_forms import PROGRAMS, player_of, prepare
 from rlhf_core.processes.reward_forms import adapted
 from rlhf_core.processes.tool_functions import tools_of
 from rlhf_core.processes.user_code import (
@@ -73,6 +74,7 @@ def _loaded(
     parameters, options = request["parameters"], request["options"]
     check_function(Path(file), name, shown)
     if file not in modules:
+        prepare(request["kind"], request["form"])
         try:
             modules[file] = run_file(Path(file), shown)
         except KeyboardInterrupt as error:  # of the file's own: Ctrl-C does not reach this process
@@ -84,6 +86,9 @@ def _loaded(
         check_maker(function, options, f"{shown}:{name}")
     elif request["kind"] == "tool":
         tools_of(function, options, f"{shown}:{name}")
+    elif request["kind"] == "program" and request["form"] in PROGRAMS:
+        player_of(request["form"], function, options, f"{shown}:{name}")
+        check_no_threads(threads, shown)
     elif request["form"] != "alignment":
         _check_returns(function, f"{shown}:{name}")
         function, options = adapted(function, request["form"], options, f"{shown}:{name}"), {}

@@ -31,6 +31,7 @@ from rlhf_core.processes.engine_handle import EngineHandle, claimed
 from rlhf_core.processes.fork_server import ForkServer, Request, received_files
 from rlhf_core.processes.function_process import check_signature
 from rlhf_core.processes.lines import open_pipes, received
+from rlhf_core.processes.program_forms import PROGRAMS, player_of, prepare
 from rlhf_core.processes.tool_functions import CalledTools, tools_of
 from rlhf_core.processes.user_code import (
     check_function,
@@ -63,6 +64,7 @@ def _loaded(request: Mapping[str, Any]) -> tuple[Callable[..., Any], list[dict[s
     """Return the factory of an episode's environment or tools, or its player, with the options; and tool schemas."""
     file, name, shown, options = request["file"], request["function"], request["shown"], request["options"]
     check_function(Path(file), name, shown)
+    prepare(request["kind"], request["form"])
     function = function_of(run_file(Path(file), shown), name, shown)
     factory: Callable[..., Any] = partial(function, **options)
     schemas: list[dict[str, Any]] = []
@@ -73,6 +75,8 @@ def _loaded(request: Mapping[str, Any]) -> tuple[Callable[..., Any], list[dict[s
             factory = partial(CalledTools, function, options, tools)
         case "environment":
             check_maker(function, options, f"{shown}:{name}")
+        case "program" if request["form"] in PROGRAMS:
+            factory = player_of(request["form"], function, options, f"{shown}:{name}")
         case "program":
             check_signature(function, request["parameters"], options, f"{shown}:{name}")
     check_no_threads([threading.main_thread()], shown)

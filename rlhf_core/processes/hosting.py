@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from rlhf_core.config.environments.environments import CodeEnvironment
+from rlhf_core.config.environments.environments import CodeEnvironment, ProgramConfig
 from rlhf_core.config.environments.tools import FunctionTool
 from rlhf_core.errors import EpisodeError
 from rlhf_core.processes.forked import LONGEST_LINE, ForkedProcess
@@ -39,7 +39,8 @@ class EpisodeHost:
         _allow_many_files()
         self._control, child_end = socket.socketpair()
         parameters = config.parameters if isinstance(config, CodeEnvironment) else ()
-        function = UserFunction(file, config.function, config.path, parameters, config.options, kind)
+        form = config.form if isinstance(config, ProgramConfig) else "alignment"
+        function = UserFunction(file, config.function, config.path, parameters, config.options, kind, form)
         program = ("rlhf_core.processes.host_process", str(child_end.fileno()), str(config.memory_gib))
         self._process = UserProcess(function, program=program, descriptors=[child_end.fileno()], log=log, folder=folder)
         with child_end:

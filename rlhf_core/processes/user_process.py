@@ -23,7 +23,7 @@ class UserFunction:
     parameters: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     kind: CodeKind = "function"
-    form: str = "alignment"  # how a reward is called, see reward_forms.py; alignment: by name with `parameters`
+    form: str = "alignment"  # see reward_forms.py and program_forms.py; alignment: called by name with `parameters`
 
     @property
     def name(self) -> str:

@@ -17,6 +17,7 @@ from rlhf_core.errors import RewardError, StageError
 from rlhf_core.models.folders.folder import context_length, read_config
 from rlhf_core.models.folders.readers import (
     STORED_SEPARATOR,
+    STORED_TAG,
     Scale,
     judge_problem,
     same_tokens,
@@ -27,6 +28,7 @@ from rlhf_core.models.folders.readers import (
 from rlhf_core.packing import pack
 from rlhf_core.rewards.base import RewardResult, TrajectoryReward
 from rlhf_core.rewards.build import implementation_of
+from rlhf_core.rewards.step_tags import StepTagReward
 from rlhf_core.types import PackedBatch, Trajectory
 
 # The reward model's raw score (N,) float32 at every token of a batch.
@@ -41,6 +43,8 @@ class RewardReader:
     scale: Scale
     tokenizer: Tokenizer  # the policy's
     other: OtherTokenizer | None  # the reward model's, if it differs from the policy's
+    tag: str | None = None  # of a process reward model in token form
+    context: int | None = None  # of the reward model in tokens; None: unknown
 
     @classmethod
     def of(cls, settings: config.ModelReward, folder: Path, policy: Path, tokens: int) -> RewardReader:
@@ -62,7 +66,7 @@ class RewardReader:
         if problem:
             raise StageError(problem)
         scale = stored_scale(stored) if settings.normalize else None
-        return cls(settings, scale or Scale(), tokenizer, other)
+        return cls(settings, scale or Scale(), tokenizer, other, stored.get(STORED_TAG), context_length(folder))
 
     def reward(self, scores: TokenScores) -> TrajectoryReward:
         reward: TrajectoryReward = implementation_of(self.settings).of(self, self.settings, scores)
@@ -103,7 +107,10 @@ class ProcessModelReward:
     @classmethod
     def of(
         cls, model: RewardReader, settings: config.ProcessRewardModelReward, scores: TokenScores
-    ) -> ProcessModelReward:
+    ) -> ProcessModelReward | StepTagReward:
+        if model.tag is not None:
+            tokenizer = model.tokenizer if model.other is None else model.other.tokenizer
+            return StepTagReward(scores, model.scale, tokenizer, model.context, settings.separator, model.tag)
         return cls(scores, model.scale, model.tokenizer, settings.separator)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from rlhf_core.contract import StageContext
 from rlhf_core.division import Division
 from rlhf_core.models.adapters import is_adapted, share_base
-from rlhf_core.models.folders.folder import ADAPTER
+from rlhf_core.models.folders.folder import ADAPTER, read_config
+from rlhf_core.models.folders.readers import STORED_LABELS, in_token_form
 from rlhf_core.models.loading import load_causal_model, load_scalar_adapter, load_scalar_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.shift import from_before
+from rlhf_core.models.step_labels import StepLabels
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
 from rlhf_core.training.build import build_engine, sharding
 from rlhf_core.training.engine import TrainingEngine
@@ -103,11 +105,20 @@ def load_model(role: Role, folder: Path, base: SharedBase | None = None) -> Trai
     if base is not None:
         assert is_adapted(model)
         share_base(model, base.model)
-    scalar = role.head == "scalar"
-    wrapped = ScalarModel(model, offset=role.value_scale.offset) if scalar else PolicyModel(model)
     return build_engine(
-        wrapped, engine=role.engine, optimizer=role.optimizer, total_steps=role.total_steps, dropout=role.dropout
+        _wrapped(model, role, folder),
+        engine=role.engine,
+        optimizer=role.optimizer,
+        total_steps=role.total_steps,
+        dropout=role.dropout,
     )
+
+
+def _wrapped(model: nn.Module, role: Role, folder: Path) -> nn.Module:
+    if role.head == "causal":
+        return PolicyModel(model)
+    labels = read_config(folder).get(STORED_LABELS)
+    return StepLabels(model, labels) if labels else ScalarModel(model, offset=role.value_scale.offset)
 
 
 def _load(role: Role, folder: Path, base: SharedBase | None) -> nn.Module:
@@ -119,7 +130,7 @@ def _load(role: Role, folder: Path, base: SharedBase | None) -> nn.Module:
         "dtype": dtype, "attention": engine.attention, "lora": role.lora,
         "gradient_checkpointing": engine.gradient_checkpointing and trained, "sharding": sharding(engine),
     }  # fmt: skip
-    if role.head == "causal":
+    if role.head == "causal" or (role.name != CRITIC and in_token_form(read_config(folder))):
         return load_causal_model(folder, freeze_vision=engine.freeze_vision and trained, **options)
     return load_scalar_model(folder, head_factor=role.value_scale.factor, **options)
 

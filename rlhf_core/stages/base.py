@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.chat.step_tags import label_ids
 from rlhf_core.chat.templates import with_template, write_template
 from rlhf_core.chat.tokenizers import IMAGE, word_level_tokenizer
 from rlhf_core.chat.vocabulary import form_problems, shared_numbers, tokens_beyond
@@ -33,8 +34,9 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.sources.remote import fetch_folder
 from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models.folders.check import folder_problems, vocabulary_size
-from rlhf_core.models.folders.folder import GENERATION_CONFIG, copy_tokenizer, read_config
+from rlhf_core.models.folders.folder import GENERATION_CONFIG, copy_tokenizer, read_config, update_json
 from rlhf_core.models.folders.headers import WEIGHTS_INDEX, weight_files
+from rlhf_core.models.folders.readers import STORED_LABELS, STORED_SEPARATOR, STORED_TAG
 from rlhf_core.models.folders.scratch import architecture
 from rlhf_core.models.folders.vision_scratch import save_processor, vision_model
 from rlhf_core.models.loading import torch_dtype
@@ -90,6 +92,10 @@ def _run(config: BaseModelConfig, context: StageContext) -> Output:
         write_template(folder, str(tokenizer.chat_template))
     if not isinstance(config.source, ScratchModel):
         require_fit(folder, "scalar" if reward_model else "causal")
+    if config.in_token_form:
+        labels = label_ids(tokenizer, config.labels)
+        stored = {STORED_SEPARATOR: config.separator, STORED_TAG: config.step_tag, STORED_LABELS: labels}
+        update_json(folder / "config.json", **stored)
     kind = Kind.BASE_MODEL if config.kind == "policy" else Kind.REWARD_MODEL
     return Output(kind, folder, {"parameters": _parameters(folder), "vocabulary": len(tokenizer)})
 

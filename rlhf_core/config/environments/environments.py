@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rlhf_core.config.base import Config, operational
+from rlhf_core.config.base import Config, operational, since_default
 from rlhf_core.config.engines.rollout import RolloutEngineConfig
 from rlhf_core.config.environments.harbor import HarborTask
 from rlhf_core.config.environments.nemo_gym import ResourceServers, check_tools
@@ -222,6 +222,7 @@ class FunctionEnvironment(CodeEnvironment, CalledBeforeJob, TimedEpisodes):
 class ProgramConfig(CodeEnvironment):
     """A function of the user that plays whole episodes and requests replies itself."""
 
+    form: str  # how it is called: as here, or as another framework does
     max_turns: Turns = Field(default=8, description="maximum number of replies that it may request in an episode")
     timeout_seconds: Seconds = operational(
         60.0, description="time limit of an episode, without waiting for replies; a longer one is a failure"
@@ -249,7 +250,7 @@ class AgentEnvironment(ProgramConfig):
     """A function of the user that plays an episode by OpenAI's or Anthropic's API, and returns its reward.
 
     Called for each episode, in a process of its own, as `run(row, base_url, api_key)`; may be `async`. All replies
-    requested at `base_url` are recorded and trained on.
+    requested at `base_url` are recorded and trained on. Other forms are environments of TRL and of verifiers.
     """
 
     @property
@@ -258,6 +259,10 @@ class AgentEnvironment(ProgramConfig):
 
     type: Literal["agent"]
     function: str = Field(default="run", description="its name in the Python file; called for each episode")
+    form: Literal["alignment", "trl", "verifiers"] = since_default(
+        "alignment",
+        description="how it is called: as here; TRL's `environment_factory`; `load_environment()` of verifiers",
+    )
     tool_parser: str | None = Field(
         default=None,
         min_length=1,
@@ -268,11 +273,18 @@ class AgentEnvironment(ProgramConfig):
         None, description="where containers and other nodes reach the policy; none: only processes of its node do"
     )
 
+    @model_validator(mode="after")
+    def _tools_are_read(self) -> AgentEnvironment:
+        if self.form == "trl" and self.tool_parser is None:
+            raise ValueError("methods of TRL's environments are tools: set tool_parser")
+        return self
+
 
 class ExecutorEnvironment(ProgramConfig):
     """A function of the user that plays an episode on tokens, and returns its reward, or sequences with it.
 
-    Called for each episode, in a process of its own, as `run(engine, row)`; may be `async`.
+    Called for each episode, in a process of its own, as `run(engine, row)`; may be `async`. The other form is an
+    AgentExecutor or AgentInstance of OpenRLHF.
     """
 
     @property
@@ -281,6 +293,9 @@ class ExecutorEnvironment(ProgramConfig):
 
     type: Literal["executor"]
     function: str = Field(default="run", description="its name in the Python file; called for each episode")
+    form: Literal["alignment", "openrlhf"] = since_default(
+        "alignment", description="how it is called: as here; OpenRLHF's classes for `--train.agent_func_path`"
+    )
 
     @property
     def reads_images(self) -> bool:

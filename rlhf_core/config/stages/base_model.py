@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rlhf_core.config.base import Config, Dtype, NamedFolder, Role, since_default
 from rlhf_core.config.numbers import Depth, Deviation, Tokens, Width
 from rlhf_core.config.stages.base import NamedStageConfig, SeededConfig
+from rlhf_core.config.stages.token_form import TokenForm
 from rlhf_core.config.texts import NonEmpty, Repository, Requirement, Revision
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of the files that make up a model folder
@@ -88,7 +89,9 @@ class ScratchModel(Config):
 BaseModelSource = Annotated[FolderModel | HubModel | WheelModel | ScratchModel, Field(discriminator="type")]
 
 
-class BaseModelConfig(SeededConfig, NamedStageConfig):
+class BaseModelConfig(SeededConfig, NamedStageConfig, TokenForm):
+    token_settings: ClassVar[tuple[str, ...]] = ("step_tag", "labels", "separator")
+
     source: BaseModelSource = Field(description="source of the model")
     chat_template: str | None = Field(
         default=None,
@@ -98,9 +101,16 @@ class BaseModelConfig(SeededConfig, NamedStageConfig):
         default=None, description="for a model without chat: text around `{prompt}`, followed by the completion and EOS"
     )
     dtype: Dtype = Field(default="bfloat16", description="dtype of the stored weights")
-    kind: Literal["policy", "reward_model"] = Field(
-        default="policy", description="a language model, or a reward model with a score head"
+    kind: Literal["policy", "reward_model", "token_reward_model"] = Field(
+        default="policy",
+        description="a language model; a reward model with a score head; or a language model that is a process reward "
+        "model in token form",
     )
+    separator: str = since_default("\n", min_length=1, description="of the form `token`: text between two steps")
+
+    @property
+    def in_token_form(self) -> bool:
+        return self.kind == "token_reward_model"
 
     @property
     def makes(self) -> Role:

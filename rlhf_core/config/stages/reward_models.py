@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rlhf_core.config.base import Reads, Role
+from rlhf_core.config.base import Reads, Role, since_default
 from rlhf_core.config.numbers import LARGEST_REWARD, Coefficient
 from rlhf_core.config.stages.base import MERGE_COPIES
+from rlhf_core.config.stages.token_form import TokenForm
 from rlhf_core.config.stages.trained import LoraConfig, SupervisedConfig
 from rlhf_core.config.stages.validation import CompletionsValidation, PairsValidation, StepwiseValidation
 from rlhf_core.errors import ConversationError
@@ -98,11 +99,12 @@ class RewardRegressionConfig(SupervisedRewardConfig):
         return row
 
 
-class ProcessRewardModelConfig(SupervisedRewardConfig):
+class ProcessRewardModelConfig(SupervisedRewardConfig, TokenForm):
     """Completions with labelled steps, right or wrong or a probability, arXiv:2305.20050 and 2312.08935.
 
     With r the reward at the last token of a step and y its label: -y log sigmoid(r) - (1 - y) log sigmoid(-r), the mean
-    over all labelled steps of the batch. `batch_size` counts completions.
+    over all labelled steps of the batch. In token form r is the log-odds of `labels` after the step's tag.
+    `batch_size` counts completions.
     """
 
     LABELLED: ClassVar[str] = "step has the label"
@@ -114,6 +116,15 @@ class ProcessRewardModelConfig(SupervisedRewardConfig):
         description="separator of the steps; a reward `process_reward_model` must have the same",
     )  # fmt: skip
 
+    form: Literal["score", "token"] = since_default(
+        "score", description="what gives the reward: a score head at the last token of a step; or the language model, "
+        "as the probability of a label after a tag, which other frameworks read too",
+    )  # fmt: skip
+
+    @property
+    def in_token_form(self) -> bool:
+        return self.form == "token"
+
     def as_read(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the row with the separator, which is a setting and no column."""
-        return {**row, "separator": self.separator}
+        """Return the row with the separator and, in token form, the tag, which are settings and no columns."""
+        return {**row, "separator": self.separator, **({"step_tag": self.step_tag} if self.in_token_form else {})}

@@ -7,9 +7,11 @@ from typing import Any
 
 from rlhf_core.chat.encoding import encode_completion
 from rlhf_core.chat.rendering import Tokenizer
+from rlhf_core.chat.step_tags import encode_tagged
 from rlhf_core.chat.steps import step_tokens
 from rlhf_core.config.texts import is_blank
 from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, number
+from rlhf_core.data.formats.math_shepherd import COLUMNS, as_steps, is_math_shepherd
 from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS, MessageFormat, read_prompt
 from rlhf_core.errors import ConversationError
 
@@ -19,9 +21,11 @@ class Stepwise(MessageFormat):
 
     name = "stepwise"
     column = "prompt"
-    reads = frozenset({*PROMPT_COLUMNS, "steps", "labels", *BESIDE_MESSAGES})
+    reads = frozenset({*PROMPT_COLUMNS, "steps", "labels", *BESIDE_MESSAGES, *COLUMNS})
 
     def without_tools(self, row: Row) -> Row:
+        if is_math_shepherd(row):
+            row = as_steps(row)
         steps = [_step(value, f"steps[{index}]") for index, value in enumerate(_listed(row, "steps"))]
         labels = [_label(value, f"labels[{index}]") for index, value in enumerate(_listed(row, "labels"))]
         if len(steps) != len(labels):
@@ -42,7 +46,7 @@ class Stepwise(MessageFormat):
 
 def encode_steps(tokenizer: Tokenizer, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     """Return token ids of the prompt and the completion, up to the token that ends it, and the index of the last token
-    of each step. row: with a `separator`.
+    of each step. row: with a `separator`; with a `step_tag`, the tags are read, and the ids end with the last one.
 
     Raises ConversationError if a reward that reads the completion would split it into other steps.
     """
@@ -53,6 +57,10 @@ def encode_steps(tokenizer: Tokenizer, row: Mapping[str, Any]) -> tuple[list[int
                 f"steps[{index}] holds the separator {separator!r}, so that it would be read as several steps: take it "
                 "out, or set another `separator`"
             )
+    if (tag := row.get("step_tag")) is not None:
+        if (held := next((index for index, step in enumerate(steps) if tag in step), None)) is not None:
+            raise ConversationError(f"steps[{held}] holds the tag {tag!r}: take it out, or set another `step_tag`")
+        return encode_tagged(tokenizer, row["prompt"], steps, separator=separator, tag=tag, tools=row.get("tools"))
     ids, mask = encode_completion(tokenizer, row["prompt"], separator.join(steps), row.get("tools"))
     ends = step_tokens(tokenizer, ids, mask, separator)
     if len(ends) != len(steps):

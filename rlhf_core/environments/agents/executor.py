@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_core.chat.encoding import Tokenizer, decode_completion, encode_prompt
+from rlhf_core.chat.encoding import Tokenizer, decode_completion, decoded, encode_prompt
 from rlhf_core.chat.special_tokens import token_ids
 from rlhf_core.config.environments.environments import ExecutorEnvironment
 from rlhf_core.contract import StageContext
@@ -59,7 +59,7 @@ async def _answer(process: EpisodeProcess, policy: Policy, message: Mapping[str,
         method, number, arguments = message["ask"], message["number"], message["arguments"]
         answer = {"answer": await _answered(policy, method, **arguments)}
     except (CallError, StageError) as error:
-        answer = {"refused": str(error)}
+        answer = {"refused": str(error), "code": error.code if isinstance(error, CallError) else ""}
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise EpisodeError(f"it asked the policy for what cannot be answered: {message!r:.200}") from error
     await process.send({"number": number, **answer})
@@ -83,5 +83,9 @@ async def _answered(policy: Policy, method: str, **arguments: Any) -> Any:
             return token_ids(policy.tokenizer, arguments["text"])
         case "decode":
             return decode_completion(policy.tokenizer, arguments["token_ids"])
+        case "write":
+            return decoded(policy.tokenizer, arguments["token_ids"])
+        case "limits":
+            return {name: getattr(policy, name) for name in ("max_length", "max_tokens", "temperature")}
         case _:
             raise EpisodeError(f"it asked the policy for {method!r}, which there is not")

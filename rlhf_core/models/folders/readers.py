@@ -23,7 +23,9 @@ class Scale:
     std: float = 1.0
 
 
-STORED_SEPARATOR = "step_separator"  # in the config.json of a process reward model: the separator of its steps
+# In the config.json of a process reward model: the separator of its steps; in token form, the text at which a step is
+# read, and the tokens of its labels.
+STORED_SEPARATOR, STORED_TAG, STORED_LABELS = "step_separator", "step_tag", "step_label_ids"
 
 
 def stored_scale(config: Mapping[str, Any]) -> Scale | None:
@@ -42,6 +44,11 @@ def scale_problem(config: Mapping[str, Any], settings: ModelReward) -> str | Non
         f"the reward model's config.json has reward_mean={config.get('reward_mean')} and "
         f"reward_std={config.get('reward_std')}, by which its rewards cannot be normalised; set normalize: false"
     )
+
+
+def in_token_form(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a process reward model that is a language model, read at tags."""
+    return STORED_LABELS in config
 
 
 def separator_problem(trained: str | None, settings: ModelReward) -> str | None:
@@ -67,6 +74,12 @@ def judge_problem(config: Mapping[str, Any], settings: ModelReward, *, reads_tok
 
     reads_tokens: it has the policy's tokenizer and chat template, and so reads its tokens; tokens: of a sequence.
     """
+    if in_token_form(config):
+        return (
+            None
+            if settings.gives_steps
+            else ("the reward model is a process reward model in token form: set type: process_reward_model")
+        )
     if reads_tokens:
         return _context_problem(config, "rollout.max_length", tokens)
     if settings.gives_steps:

@@ -74,6 +74,19 @@ def canonical(row: dict[str, Any], data_format: str, **columns: str) -> dict[str
             {"prompt": [USER], "steps": ["5", "4"], "labels": [0.0, None]},
         ),
         (
+            "stepwise",
+            {
+                "input": "2+2? Step 1: 1+1 = <<1+1=2>>2. ки\nStep 2: 2 - -2 = 4. ки\nStep 3: So it is: 5 ки",
+                "label": "2+2? Step 1: 1+1 = <<1+1=2>>2. +\nStep 2: 2 - -2 = 4. +\nStep 3: So it is: 5 -",
+                "task": "GSM8K",
+            },
+            {
+                "prompt": [USER],
+                "steps": ["Step 1: 1+1 = <<1+1=2>>2.", "Step 2: 2 - -2 = 4.", "Step 3: So it is: 5"],
+                "labels": [1.0, 1.0, 0.0],
+            },
+        ),
+        (
             "completions",
             {"prompt": "2+2?", "completion": "4", "reward": "3", "verbosity": 2},
             {"prompt": [USER], "completions": [{"text": "4", "reward": 3.0}]},
@@ -161,6 +174,17 @@ def test_a_column_called_unused_is_left_out() -> None:
         ("conversations", {"messages": [{"role": "bot", "content": "x"}]}, {}, "`messages[0]` has the role 'bot'"),
         ("conversations", {"messages": [{"role": "user", "content": ""}]}, {}, "`messages[0]` has no text"),
         ("preferences", {"prompt": "a", "chosen": "b"}, {}, "no column `rejected`"),
+        *(
+            ("stepwise", {"input": before, "label": after}, {}, message)
+            for before, after, message in [
+                ("q Step 1: a ки", "q Step 1: a ?", "`label` must be `input` with `+` or `-` in place of each tag"),
+                ("q Step 1: a ки b", "q Step 1: c + b", "`label` must be `input` with `+` or `-`"),
+                ("q Step 1: a ки", "q Step 1: a ки", "`label` must be `input` with `+` or `-`"),
+                ("q a ки", "q a +", "`input` must be a question, `Step 1:`, and further steps"),
+                ("q Step 1: a ки b", "q Step 1: a + b", "and further steps, each with a tag after it"),
+                ("q", 1, "`input` and `label` must be text"),
+            ]
+        ),
         *(
             ("stepwise", {"prompt": "a", "steps": ["b", "c"], "labels": [1, 0], **row}, {}, message)
             for row, message in [
