@@ -152,13 +152,18 @@ def test_a_call_that_must_be_made_is_a_structure(tokenizer: Tokenizer, choice: s
 
     async def agent(client: AsyncOpenAI, anthropics: AsyncAnthropic) -> None:
         async with client.chat.completions.stream(
-            model="m", messages=[QUESTION], tools=tools, tool_choice="required" if choice == "required" else named
+            model="m",
+            messages=[QUESTION],
+            tools=tools,
+            tool_choice="required" if choice == "required" else named,
+            parallel_tool_calls=not stream,
         ) as whole:
             chosen = (await whole.get_final_completion()).choices[0]
         (call,) = chosen.message.tool_calls or ()
         assert (chosen.message.content or "", chosen.finish_reason) == ("", "tool_calls")
         assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"x": 5})
         wanted: Any = {"type": "any"} if choice == "required" else {"type": "tool", "name": "add"}
+        wanted["disable_parallel_tool_use"] = stream
         given: Any = {"model": "m", "max_tokens": 9999, "messages": [QUESTION], "tools": [MESSAGES_TOOL]}
         if stream:
             async with anthropics.messages.stream(**given, tool_choice=wanted) as events:
@@ -170,7 +175,9 @@ def test_a_call_that_must_be_made_is_a_structure(tokenizer: Tokenizer, choice: s
         assert message.stop_reason == "tool_use"
 
     play(made, agent)  # without a parser: the structure says where the calls are
-    names = [each["properties"]["name"]["enum"] for each in json.loads(asked[0].structure or "")["items"]["anyOf"]]
+    schemas = [json.loads(each.structure or "") for each in asked]
+    assert [schema.get("maxItems") for schema in schemas] == [1 if stream else None] * 2
+    names = [each["properties"]["name"]["enum"] for each in schemas[0]["items"]["anyOf"]]
     assert names == ([["add"], ["other"]] if choice == "required" else [["add"]])
     assert asked[1].parameters.max_tokens == made.max_tokens
 

@@ -62,10 +62,10 @@ class Agent(Program):
             whole = await client.responses.create(model="m", input=history, text=form)
             assert json.loads(whole.output_text)["a"] in ("x", "y")
             history += [{"role": "assistant", "content": whole.output_text}, {"role": "user", "content": "go on"}]
-            must: Any = {"type": "tool", "name": "look"}
+            must: Any = {"type": "tool", "name": "look", "disable_parallel_tool_use": True}
             tools: Any = [TOOL]
             called = await other.messages.create(
-                model="m", max_tokens=60, messages=[question], tools=tools, tool_choice=must
+                model="m", max_tokens=200, messages=[question], tools=tools, tool_choice=must
             )
             (use,) = called.content
             assert use.type == "tool_use"
@@ -110,7 +110,7 @@ def test_what_is_trained_has_the_policys_log_probs(
         Start(Prompt(f"row{n}", "a", (1,), {"id": f"row{n}", "prompt": []}), lambda call, n=n: 100 * n + call, n)
         for n in range(EPISODES)
     ]
-    trajectories = Rollouter(engine, tokenizer, config, Host()).play(starts, SamplingConfig(max_tokens=100))
+    trajectories = Rollouter(engine, tokenizer, config, Host()).play(starts, SamplingConfig(max_tokens=200))
     engine.shutdown()
     model = AutoModelForCausalLM.from_pretrained(made).eval()
     for number, trajectory in enumerate(trajectories):

@@ -157,7 +157,7 @@ def test_a_reply_that_a_text_ends_keeps_those_of_its_tokens() -> None:
     tokenizer = word_level_tokenizer([], context_length=64)
     ids = tokenizer("abcd", add_special_tokens=False)["input_ids"]
     kept = KeptTokens.of([[token, 0] for token in ids])
-    completion = Completion(ids, [-1.0] * 4, "length", 0, (), kept)
+    completion = Completion(ids, [-1.0] * 4, "length", 0, kept=kept)
     assert until_stop(completion, ["b"], tokenizer).kept == kept.first(2)
 
 

@@ -64,7 +64,7 @@ class TorchEngine(RolloutEngine):
                 reason = "stop"
                 break
         of_tokens = None if self._kept_of is None or not kept else KeptTokens.of(kept)
-        return Completion(tokens, logprobs, reason, self.weight_version, (), of_tokens)  # type: ignore[arg-type]
+        return Completion(tokens, logprobs, reason, self.weight_version, kept=of_tokens)  # type: ignore[arg-type]
 
     def load_weights(self, transport: Transport, manifest: WeightManifest) -> None:
         missing = self._model.load_state_dict(dict(transport.receive(manifest)), strict=False)

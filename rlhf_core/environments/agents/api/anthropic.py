@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from aiohttp import web
@@ -28,7 +29,7 @@ _ERRORS: Mapping[int, str] = {
 class ToolChoice(Part):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    disable_parallel_tool_use: bool = False  # without effect
+    disable_parallel_tool_use: bool = False  # if it must call, it calls once
 
 
 class CountRequest(ApiRequest):
@@ -51,6 +52,7 @@ class CountRequest(ApiRequest):
             messages=normalised([*system_message(self.system), *chat_messages(self.messages)], session.policy.images),
             tools=[] if choice.type == "none" else tools,
             must_call=names_to_call(tools, "required" if choice.type in ("any", "tool") else "auto", named),
+            parallel_calls=not choice.disable_parallel_tool_use,
         )
 
 
@@ -62,7 +64,7 @@ class MessagesRequest(CountRequest):
     def wanted(self, session: Session) -> Wanted:
         wanted = super().wanted(session)
         most = min(self.max_tokens, session.policy.max_tokens)  # it must be given, and clients know no limit of a run
-        return Wanted(wanted.messages, wanted.tools, wanted.must_call, max_tokens=most, stop=self.stop_sequences)
+        return replace(wanted, max_tokens=most, stop=self.stop_sequences)
 
 
 def anthropic_error(error: RequestError) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from rlhf_core.rollout.engine import MOST_TOP_LOGPROBS
 
 # Parameters without effect on sampling here. The seed is the run's, so that episodes repeat with it.
 IGNORED = frozenset({
-    "seed", "user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key",
-    "safety_identifier",
+    "seed", "user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier",
 })  # fmt: skip
 # The one value that each may have: log-probs of another distribution than the policy's could not be trained on.
 ONLY: Mapping[str, tuple[Any, ...]] = {
@@ -52,6 +51,7 @@ class ChatRequest(ApiRequest):
     stream_options: StreamOptions = StreamOptions()
     tools: list[dict[str, Any]] = Field(default=[])
     tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True  # false: one call, if `tool_choice` asks for any
     response_format: dict[str, Any] = Field(default={"type": "text"})
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MOST_TOP_LOGPROBS)
@@ -62,6 +62,7 @@ class ChatRequest(ApiRequest):
             messages=normalised(self.messages, session.policy.images),
             tools=[] if none else read_tools(self.tools),
             must_call=must_call,
+            parallel_calls=self.parallel_tool_calls,
             schema=_schema(self.response_format),
             count=self.n,
             max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,

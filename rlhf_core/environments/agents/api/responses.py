@@ -37,8 +37,8 @@ class StreamOptions(Part):
 
 class ResponsesRequest(ApiRequest):
     ignored: ClassVar[frozenset[str]] = frozenset({
-        "user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier",
-        "prompt_cache_retention", "reasoning",
+        "user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "prompt_cache_retention",
+        "reasoning",
     })  # fmt: skip
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {"top_p": (1,), "background": (False,), "truncation": ("disabled",)}
 
@@ -48,6 +48,7 @@ class ResponsesRequest(ApiRequest):
     max_output_tokens: int | None = None
     tools: list[dict[str, Any]] = Field(default=[])
     tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True  # false: one call, if `tool_choice` asks for any
     text: Text = Text()
     include: list[str] = Field(default=[])
     top_logprobs: int = Field(default=0, ge=0, le=MOST_TOP_LOGPROBS)
@@ -83,6 +84,7 @@ class ResponsesRequest(ApiRequest):
             messages=normalised([*system, *conversation], session.policy.images),
             tools=[] if none else tools,
             must_call=must_call,
+            parallel_calls=self.parallel_tool_calls,
             schema=schema_of(self.text.format),
             max_tokens=self.max_output_tokens,
             top_logprobs=self.top_logprobs if self.with_logprobs else 0,
@@ -141,7 +143,7 @@ def _empty(session: Session, asked: ResponsesRequest) -> dict[str, Any]:
         "max_output_tokens": asked.max_output_tokens,
         "metadata": {},
         "output": [],
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": asked.parallel_tool_calls,
         "previous_response_id": asked.previous_response_id,
         "temperature": session.policy.temperature,
         "text": {"format": asked.text.format},

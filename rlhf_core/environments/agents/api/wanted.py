@@ -18,6 +18,7 @@ class Wanted:
     messages: Sequence[Message]  # of chat completions, normalised
     tools: Sequence[Mapping[str, Any]] = ()  # of chat completions
     must_call: Sequence[str] = ()  # names of tools, one of which must be called; none: the policy chooses
+    parallel_calls: bool = True  # it may call several at once where it must call
     schema: Mapping[str, Any] | None = None  # JSON schema of the text
     count: int = 1
     max_tokens: int | None = None
@@ -39,7 +40,8 @@ class Wanted:
     def _calls(self) -> dict[str, Any]:
         names = self.must_call or [tool["function"]["name"] for tool in self.tools]
         calls = [_call(tool["function"]) for tool in self.tools if tool["function"]["name"] in names]
-        return {"type": "array", "items": {"anyOf": calls}, "minItems": 1}
+        most = {} if self.parallel_calls else {"maxItems": 1}
+        return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most}
 
 
 def _call(function: Mapping[str, Any]) -> dict[str, Any]:
