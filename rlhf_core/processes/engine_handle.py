@@ -68,9 +68,9 @@ class EngineHandle:
         text: str = await self._request("decode", {"token_ids": list(token_ids)})
         return text
 
-    async def limits(self) -> dict[str, float]:
+    async def limits(self) -> dict[str, Any]:
         """Return `max_length` of prompt and completion together, `max_tokens` of a completion, and `temperature`."""
-        limits: dict[str, float] = await self._request("limits", {})
+        limits: dict[str, Any] = await self._request("limits", {})
         return limits
 
     def blocking(self, method: str, arguments: Mapping[str, Any]) -> Any:

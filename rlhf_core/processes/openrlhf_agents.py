@@ -208,7 +208,7 @@ def player(make: Any, options: Mapping[str, Any], name: str) -> Callable[..., An
         prompt = tokenizer.decode(await engine.encode(row["prompt"]))
         returned = await executor.execute(
             prompt=prompt, label=row.get("answer", ""), sampling_params=SamplingParams(limits["temperature"]),
-            max_length=int(limits["max_length"]), hf_tokenizer=tokenizer, llm_engine=llm_engine,
+            max_length=limits["max_length"], hf_tokenizer=tokenizer, llm_engine=llm_engine,
         )  # fmt: skip
         return _outcome(returned, llm_engine.replies, name)
 

@@ -167,7 +167,8 @@ def _row(task: str, sample: Mapping[str, Any], model: EngineModel) -> dict[str, 
 
 def _number(value: Any) -> float | None:
     """Return a row's value of a metric; None where it has only meaning together with those of all rows."""
-    return float(value) if isinstance(value, Real | np.bool_) and math.isfinite(value) else None
+    number = float(value) if isinstance(value, Real | np.bool_) else math.nan
+    return number if math.isfinite(number) else None
 
 
 def _plain(value: Any) -> Any:

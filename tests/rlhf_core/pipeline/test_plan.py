@@ -65,7 +65,7 @@ def publish_all(
         manifest = Manifest(
             kind=Kind.DATASET, name=node.name, recipe=recipe, stage=node.stage.name, key=node.ref.key, files=(),
             parents=dict(node.input_refs), user_files=dict(node.user_files), config=node.config.model_dump(mode="json"),
-            seed=node.seed, code_revision="0", libraries=computing_libraries(), device_seconds=0.0,
+            seed=node.seed, code_revision="0", libraries=dict(node.libraries), device_seconds=0.0,
             device="cpu", started_at=now, finished_at=now + timedelta(seconds=30), metrics=dict(metrics),
         )  # fmt: skip
         repository.publish(manifest, folder)

@@ -66,6 +66,7 @@ def test_a_benchmark_of_own_tasks_is_planned_for_each_model_and_compared_by_a_ga
     assert graph["gate"].inputs["better.acc.evaluation.candidate"] == "benchmark.sft"
     files = ["tasks/code.py", "tasks/words.jsonl", "tasks/words.yaml"]
     assert sorted(graph["benchmark.base"].user_files) == files
+    assert [name for name, node in graph.items() if "lm-eval" in node.libraries] == ["benchmark.base", "benchmark.sft"]
 
 
 def test_task_files_and_the_version_of_the_harness_are_part_of_this_key_alone(folder: Path) -> None:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.parts
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
-    return base_model(tmp_path_factory.mktemp("base"), seed=3)
+    return base_model(tmp_path_factory.mktemp("base"), seed=3, hidden=64)
 
 
 class Stopped(Float64Engine):
