@@ -22,7 +22,7 @@ class Ranked:
 
     @property
     def is_right(self) -> bool:
-        """Whether every chosen completion has a higher reward than every rejected one: a tie is wrong."""
+        """Return whether every chosen completion has a higher reward than every rejected one; a tie is wrong."""
         return min(self.chosen) > max(self.rejected)
 
     @property

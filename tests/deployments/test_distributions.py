@@ -79,7 +79,8 @@ def test_the_wheel_describes_itself(distributions: Distributions) -> None:
     described = PathDistribution(ZipPath(distributions.wheel, f"alignment-{__version__}.dist-info/"))  # type: ignore[arg-type]
     assert described.version == __version__
     assert described.metadata["License-Expression"] == "Apache-2.0"
-    assert set(described.metadata.get_all("Provides-Extra") or ()) == {"bench", "benchmarks", "cpu", "dev", "docs", "gpu"}
+    extras = set(described.metadata.get_all("Provides-Extra") or ())
+    assert extras == {"bench", "benchmarks", "cpu", "dev", "docs", "gpu"}
     assert [point.name for point in described.entry_points] == ["alignment"]
     assert "Apache License" in (described.read_text("licenses/LICENSE") or "")
 

@@ -138,7 +138,7 @@ class RolloutEngineConfig(TypedConfig):
 
     @property
     def structures_replies(self) -> bool:
-        """Whether programs may request replies of a JSON schema, which are not trained."""
+        """True if programs may request replies of a JSON schema, which are not trained."""
         return False
 
     @property

@@ -189,7 +189,7 @@ class CodeEnvironment(EpisodeProcesses, ToleratesFailures, UserProgram):
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """What `function` is called with beside `options`, all by name."""
+        """Names of the arguments of `function` beside `options`."""
         return ()
 
     @model_validator(mode="after")

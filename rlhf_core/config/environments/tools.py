@@ -47,7 +47,7 @@ class ToolConfig(TypedConfig):
 
     @property
     def per_episode(self) -> bool:
-        """Whether each episode has a process, or more, of its own."""
+        """True if each episode has processes of its own."""
         return False
 
 

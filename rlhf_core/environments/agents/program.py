@@ -37,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What a call may ask for beside a completion of its prompt."""
+    """Options of a call beside its prompt."""
 
     structure: str | None = None  # JSON schema that the reply must have; such a reply is not trained
     top_logprobs: int = 0  # the likeliest tokens at each place, whose log-probs are returned too

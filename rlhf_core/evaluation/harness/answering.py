@@ -124,7 +124,7 @@ class EngineAnswers:
         if not items:
             return []
         engines = self._engines()
-        what = f"{len(items)} requests are answered anew"
+        what = f"{len(items)} requests are answered again"
         return survive_dead_engines(lambda: engines.share(method, items), engines.replace_dead, what)
 
 

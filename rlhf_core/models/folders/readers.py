@@ -47,7 +47,7 @@ def scale_problem(config: Mapping[str, Any], settings: ModelReward) -> str | Non
 
 
 def in_token_form(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a process reward model that is a language model, read at tags."""
+    """Return whether a config.json is of a process reward model that is a language model, read at tags."""
     return STORED_LABELS in config
 
 

@@ -174,7 +174,7 @@ def test_a_sandbox_that_is_destroyed_harms_nothing_else(sandboxes: Sandboxes, co
 
 def test_the_steps_of_a_dockerfile_are_followed(sandboxes: Sandboxes) -> None:
     dockerfile = (
-        b"FROM debian:13\n# a comment\nWORKDIR /work/here\nENV NAME=value\nCOPY data/ ./data/\n"
+        b"FROM debian:13\n# a comment\nWORKDIR /opt/here\nENV NAME=value\nCOPY data/ ./data/\n"
         b'COPY one.txt *.csv /srv/\nCOPY one.txt renamed.txt\nCOPY ["one.txt", "/srv"]\n'
         b"RUN echo $NAME > made \\\n && chmod 600 made\n"
     )
@@ -183,7 +183,7 @@ def test_the_steps_of_a_dockerfile_are_followed(sandboxes: Sandboxes) -> None:
     async def use(runtime: Runtime) -> str:
         return (await runtime.run("pwd; echo $NAME; cat made renamed.txt; find . /srv -type f | sort", 20.0)).output
 
-    expected = "/work/here\nvalue\nvalue\n1./data/a\n./data/deep/b\n./made\n./renamed.txt\n/srv/one.txt\n/srv/t.csv\n"
+    expected = "/opt/here\nvalue\nvalue\n1./data/a\n./data/deep/b\n./made\n./renamed.txt\n/srv/one.txt\n/srv/t.csv\n"
     assert used(sandboxes, use, Image(context=context)) == expected
 
 

@@ -62,7 +62,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What has been sampled of a reply since the last one."""
+    """Tokens of a reply that were sampled since the last progress."""
 
     index: int
     text: str
@@ -148,7 +148,7 @@ class _Listener:
 
 
 class _State:
-    """What a client has been shown of one reply."""
+    """The part of one reply that its client has been shown."""
 
     def __init__(self, session: Session, wanted: Wanted) -> None:
         parser = session.parser if wanted.tools and wanted.structure is None else None
