@@ -246,9 +246,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Trajectory]:
     """The trajectories of the first step that will be trained."""
     seen: list[Trajectory] = []
 
-    def pack(trajectories: list[Trajectory], processor: Any) -> Any:
+    def pack(trajectories: list[Trajectory], *arguments: Any, **options: Any) -> Any:
         seen.extend(trajectories if not seen else [])
-        return pack_trajectories(trajectories, processor)
+        return pack_trajectories(trajectories, *arguments, **options)
 
     monkeypatch.setattr("rlhf_core.rl.loop.pack_trajectories", pack)
     return seen
