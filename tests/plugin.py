@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlhf_core.config import plugins
 from rlhf_core.config.data.format_table import FORMATS
+from rlhf_core.config.data.sources import SOURCES
 from rlhf_core.config.engines.rollout import ENGINES
 from rlhf_core.config.environments.environments import ENVIRONMENTS
 from rlhf_core.config.environments.tools import TOOLS
@@ -24,7 +25,7 @@ from rlhf_core.stages.table import STAGES
 SOURCE = Path(__file__).parents[1] / "examples" / "plugin"
 MODULE = "alignment_example"
 NAME, VERSION = "alignment-example", "1.0"
-TABLES = (REWARDS, ENVIRONMENTS, TOOLS, ALGORITHMS, PREFERENCE_LOSSES, FORMATS, STAGES, TRACKERS, ENGINES)
+TABLES = (REWARDS, ENVIRONMENTS, TOOLS, ALGORITHMS, PREFERENCE_LOSSES, SOURCES, FORMATS, STAGES, TRACKERS, ENGINES)
 _OFFLINE = ("--no-deps", "--no-index", "--disable-pip-version-check", "--quiet")
 
 

@@ -24,6 +24,7 @@ from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.prompts import to_prompts
+from rlhf_core.data.reading import read_rows
 from rlhf_core.environments import Feedback, Reply, open_environments
 from rlhf_core.environments.opening import InProcessHost
 from rlhf_core.episodes.rollouter import Rollouter
@@ -62,7 +63,7 @@ RECIPE: dict[str, Any] = {
     "name": "new",
     "data": {
         "riddles": {"format": "riddles", "source": {"type": "files", "paths": ["riddles.jsonl"]}},
-        "questions": {"format": "prompts", "source": {"type": "files", "paths": ["questions.jsonl"]}},
+        "questions": {"format": "prompts", "source": {"type": "numbered", "size": 4}},
     },
     "base": {"source": {"type": "scratch", "hidden_size": 64, "layers": 1, "heads": 2, "context_length": 64}},
     "measure": {"dataset": "riddles", "max_length": 20},
@@ -79,7 +80,6 @@ def recipe(tmp_path: Path) -> str:
         {"riddle": "Who?", "answer": "b"},
     ]
     (tmp_path / "riddles.jsonl").write_text("".join(json.dumps(row) + "\n" for row in riddles))
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (tmp_path / "new.yaml").write_text(json.dumps(RECIPE))
     return str(tmp_path / "new.yaml")
 
@@ -114,6 +114,11 @@ def test_a_recipe_takes_all_of_them(recipe: str) -> None:
             "rl.environment={type: tools, parser: hermes, tools: {sum: {type: adder, amonut: 2}}}",
             "unknown key `rl.environment.tools.sum.amonut`, did you mean `amount`?",
         ),
+        (
+            "data.questions.source.type=numberd",
+            "there is no source `numberd`, did you mean `numbered`?; there are files",
+        ),
+        ("data.questions.source.size=0", "`data.questions.source.size` is 0: it must be from 1 to"),
         ("data.riddles.format=ridles", "`data.riddles.format`: there is no format `ridles`, did you mean `riddles`?"),
         (
             "data.riddles.on_long_row=truncate",
@@ -171,6 +176,22 @@ def test_the_stage_reads_the_format_in_jobs(
     riddles = prepared.repository.manifest(prepared.node("data.riddles").ref)
     assert riddles is not None
     assert riddles.metrics["duplicates"] == 1
+
+
+def test_the_source_is_read_by_plans_and_jobs(
+    recipe: str, local_store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALIGNMENT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ALIGNMENT_WORKDIR", str(tmp_path / "work"))
+    assert preflight(load_recipe(recipe, ["rl.prompts_per_step=5"])) == [
+        "rl: `questions` has 4 rows, fewer than prompts_per_step=5: a step has prompts more than once"
+    ]
+    prepared = prepare(recipe, [], store=local_store_url)
+    node = prepared.node("data.questions")
+    assert node.plugins == {"alignment-example": "1.0"}
+    try_node(prepared, node, print)
+    folder = prepared.repository.fetch(node.ref, tmp_path / "questions")
+    assert sorted(row["prompt"][0]["content"] for row in read_rows(folder)) == ["0?", "1?", "2?", "3?"]
 
 
 @pytest.fixture(scope="module")

@@ -49,11 +49,12 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class NamedFolder:
-    """A user's folder, by path or URL, and the suffixes of the files in it that count."""
+    """A user's folder, by path or URL, and the files in it that count."""
 
     path: str
-    suffixes: tuple[str, ...]
+    suffixes: tuple[str, ...]  # of these files; none: all
     holds: Literal["a model", "images", "tasks", "task folders"]
+    without: frozenset[str] = frozenset()  # names of folders whose files do not count
 
 
 class Config(BaseModel):

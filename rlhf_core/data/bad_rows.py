@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.data.formats import Row, RowError, canonical_row
 from rlhf_core.data.images import ImageReader
-from rlhf_core.data.sources.files import BadRow
+from rlhf_core.data.sources.base import BadRow
 
 _EXAMPLES = 3
 _REASONS = 20

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from rlhf_core.config.base import Config, configs_below
-from rlhf_core.config.data.dataset import FilesSource, HubSource
+from rlhf_core.config.data.sources import FilesSource, HubSource
 from rlhf_core.config.environments.tools import McpTool
 from rlhf_core.config.stages.base_model import HubModel
 from rlhf_core.data.sources.remote import UnreadableError, file_identity, folder_identity, is_versioned

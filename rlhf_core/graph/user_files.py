@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from rlhf_core.config.base import Config, NamedFolder, configs_below
 from rlhf_core.config.stages.base_model import MODEL_SUFFIXES
-from rlhf_core.data.sources.harbor import files_of_tasks
 from rlhf_core.data.sources.opening import name_problem
 from rlhf_core.errors import RecipeError, one_line
 from rlhf_core.models.folders.folder import TEMPLATES
 from rlhf_core.system.paths import file_problem
 
-_SETTINGS = {"images": "images.folder", "tasks": "task_folder"}  # that name a folder, by what it holds
+# Settings that name a folder, by what it holds.
+_SETTINGS = {"images": "images.folder", "tasks": "task_folder", "task folders": "source.folder"}
 
 
 def user_files(config: Config, root: Path) -> dict[str, str]:
@@ -42,9 +42,11 @@ def files_below(root: Path, named: NamedFolder) -> list[str]:
     """Return the files of the user's folder that count, at any depth, as `folder/name`. Raises RecipeError if none."""
     folder, place = named.path, _SETTINGS[named.holds]
     try:
-        below = sorted(path for path in (root / folder).rglob("*") if path.suffix.lower() in named.suffixes)
-        names = [path.relative_to(root / folder).as_posix() for path in below if path.is_file()]
-        what = f"has no file that ends in {', '.join(named.suffixes)}" if (root / folder).is_dir() else "is not there"
+        below = sorted(path for path in (root / folder).rglob("*") if path.is_file())
+        relative = [path.relative_to(root / folder) for path in below]
+        names = [path.as_posix() for path in relative if _counts(path, named)]
+        ending = f" that ends in {', '.join(named.suffixes)}" if named.suffixes else ""
+        what = f"has no file{ending}" if (root / folder).is_dir() else "is not there"
     except OSError as error:
         raise RecipeError(f"{place}: {folder}: this folder cannot be read ({error.strerror})") from error
     if not names:
@@ -52,15 +54,9 @@ def files_below(root: Path, named: NamedFolder) -> list[str]:
     return [f"{folder.rstrip('/')}/{name}" for name in names]
 
 
-def task_files(root: Path, folder: str) -> list[str]:
-    """Return the files of the user's task folders below `folder`, as `folder/name`. Raises RecipeError if none."""
-    try:
-        names = [path.relative_to(root / folder).as_posix() for path in files_of_tasks(root / folder)]
-    except OSError as error:
-        raise RecipeError(f"{folder}: this folder of tasks cannot be read ({error.strerror})") from error
-    if not names:
-        raise RecipeError(f"{folder}: there is no folder of a task, which has a task.toml (looked in {root / folder})")
-    return [f"{folder.rstrip('/')}/{name}" for name in names]
+def _counts(path: PurePath, named: NamedFolder) -> bool:
+    has_suffix = not named.suffixes or path.suffix.lower() in named.suffixes
+    return has_suffix and named.without.isdisjoint(path.parts)
 
 
 def named_variables(config: Config) -> frozenset[str]:
@@ -79,9 +75,7 @@ def _paths(config: Config, root: Path) -> Iterator[str]:
 
 
 def _files_of(root: Path, folder: NamedFolder) -> list[str]:
-    if folder.holds == "a model":
-        return model_files(root, folder.path)
-    return task_files(root, folder.path) if folder.holds == "task folders" else files_below(root, folder)
+    return model_files(root, folder.path) if folder.holds == "a model" else files_below(root, folder)
 
 
 def _digest(root: Path, path: str) -> str:

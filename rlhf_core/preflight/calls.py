@@ -17,13 +17,14 @@ from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.config.environments.environments import AnyEnvironment, FunctionEnvironment, ToleratesFailures
 from rlhf_core.config.rewards.rewards import FunctionReward, RewardConfig
 from rlhf_core.data.formats import Row, format_of
+from rlhf_core.data.sources.base import Located
 from rlhf_core.environments.base import Reply
 from rlhf_core.environments.function import FunctionHost
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
 from rlhf_core.graph.graph import Node
 from rlhf_core.preflight.asking import REPLY, Answer, Question, ask
 from rlhf_core.preflight.loading import missing_here, placed
-from rlhf_core.preflight.samples import Located, Sample
+from rlhf_core.preflight.samples import Sample
 from rlhf_core.processes.user_code import last_place
 from rlhf_core.rewards.function import RewardFunction
 from rlhf_core.system.scratch import scratch_folder

@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import rlhf_core
-from rlhf_core.config.data.dataset import FunctionSource
+from rlhf_core.config.data.sources import FunctionSource
 from rlhf_core.config.environments.environments import CodeEnvironment
 from rlhf_core.config.environments.tools import FunctionTool
 from rlhf_core.config.rewards.rewards import FunctionReward

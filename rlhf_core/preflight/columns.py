@@ -5,7 +5,8 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator, Mapping
 
-from rlhf_core.config.data.dataset import DatasetConfig, FilesSource
+from rlhf_core.config.data.dataset import DatasetConfig
+from rlhf_core.config.data.sources import FilesSource
 from rlhf_core.data.formats import UNUSED, format_of
 from rlhf_core.errors import did_you_mean, one_line
 from rlhf_core.preflight.samples import Sample, sources_of

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_core.config.data.dataset import FunctionSource
+from rlhf_core.config.data.sources import FunctionSource
 from rlhf_core.config.inputs import InputSetting
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.preflight.samples import Sample, read_samples, sources_of

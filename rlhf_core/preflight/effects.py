@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.data.sources.base import Located
 from rlhf_core.graph.drafting import Draft, asked_dataset
-from rlhf_core.preflight.samples import Located, Sample
+from rlhf_core.preflight.samples import Sample
 from rlhf_core.recipe.recipe import Recipe
 
 

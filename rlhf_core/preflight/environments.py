@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rlhf_core.chat.feedback import require_results_follow, require_turns_follow
 from rlhf_core.config.environments.environments import AnyEnvironment, EnvironmentConfig, Retry, ToolsEnvironment
+from rlhf_core.data.sources.base import Located
 from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.preflight.lengths import tokenizer_of
 from rlhf_core.preflight.model import BaseModel
-from rlhf_core.preflight.samples import Located
 
 
 def environment_notes(nodes: Mapping[str, Draft], samples: Mapping[str, list[Located]]) -> Iterator[str]:

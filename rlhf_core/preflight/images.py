@@ -8,11 +8,11 @@ from typing import Any
 from rlhf_core.chat.image_messages import images_of_row
 from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.data.reading import NO_IMAGES
+from rlhf_core.data.sources.base import Located
 from rlhf_core.errors import RecipeError
 from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.preflight.data import Use
 from rlhf_core.preflight.model import BaseModel
-from rlhf_core.preflight.samples import Located
 
 
 def check_images(

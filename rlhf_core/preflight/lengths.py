@@ -15,12 +15,12 @@ from rlhf_core.config.stages.base import RowLimit
 from rlhf_core.config.stages.base_model import FolderModel, ScratchModel
 from rlhf_core.data.formats import Format, Row, format_of
 from rlhf_core.data.formats.preferences import by_prompt
+from rlhf_core.data.sources.base import Located
 from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.preflight.data import Use
 from rlhf_core.preflight.model import BaseModel, scratch_tokenizer
 from rlhf_core.preflight.reading import reading_notes
-from rlhf_core.preflight.samples import Located
 from rlhf_core.recipe.recipe import Recipe
 
 _TOKENISED_ROWS = 1000  # of each dataset, those with the most characters

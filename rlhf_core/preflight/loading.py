@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import IO
 
-from rlhf_core.config.data.dataset import FunctionSource
+from rlhf_core.config.data.sources import FunctionSource
 from rlhf_core.config.environments.environments import CodeEnvironment, FunctionEnvironment, ProgramConfig
 from rlhf_core.config.environments.tools import FunctionTool
 from rlhf_core.config.rewards.rewards import FunctionReward

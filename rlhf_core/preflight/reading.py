@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rlhf_core.chat.rendering import Tokenizer, is_written_whole
 from rlhf_core.chat.special_tokens import special_tokens_in, unknown_in
 from rlhf_core.data.formats import Format
+from rlhf_core.data.sources.base import Located
 from rlhf_core.preflight.data import Use
-from rlhf_core.preflight.samples import Located
 
 _READ_ROWS = 200  # of each dataset are tokenised and written here
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from rlhf_core.config.environments.environments import AnyEnvironment
 from rlhf_core.config.rewards.rewards import FunctionReward, RewardConfig, VerifierReward
+from rlhf_core.data.sources.base import Located
 from rlhf_core.data.sources.reasoning import check_task
 from rlhf_core.errors import RecipeError, RewardError
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.preflight.code import UserCode
-from rlhf_core.preflight.samples import Located
 from rlhf_core.rewards.code_tests import read_tests
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from rlhf_core.config.rewards.rewards import GroupReward, Rubric, TextReward
 from rlhf_core.config.rewards.rubrics import Criterion
 from rlhf_core.config.stages.calibration import CalibrationConfig
+from rlhf_core.data.sources.base import Located
 from rlhf_core.errors import RewardError
 from rlhf_core.graph.drafting import Draft
-from rlhf_core.preflight.samples import Located
 from rlhf_core.preflight.texts import text_problem
 from rlhf_core.rewards.criteria import criteria_of_row, read_rubric, require_weight
 from rlhf_core.rewards.rubric import written

@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import glob
-import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlhf_core.config.data.dataset import (
-    DatasetConfig,
-    FilesSource,
-    FunctionSource,
-    HarborSource,
-    HubSource,
-    ReasoningGymSource,
-    Source,
-)
-from rlhf_core.config.texts import hub_hint
+from rlhf_core.config.data.dataset import DatasetConfig
+from rlhf_core.config.data.sources import SourceConfig
 from rlhf_core.data.bad_rows import BadRows, canonical
-from rlhf_core.data.formats import Row, RowError, Rows, format_of
+from rlhf_core.data.formats import RowError, Rows, format_of
 from rlhf_core.data.images import ImageReader
 from rlhf_core.data.kept import mix_problem
 from rlhf_core.data.overlap import PromptIndex
-from rlhf_core.data.sources.files import SUFFIXES, BadRow, Budget, file_type, iterate_file
-from rlhf_core.data.sources.harbor import iterate_tasks
-from rlhf_core.data.sources.opening import COMPRESSIONS, name_problem
-from rlhf_core.data.sources.reasoning import check_task, generate
+from rlhf_core.data.sources.base import BadRow, Located, open_source
 from rlhf_core.errors import RecipeError
 from rlhf_core.recipe.recipe import Recipe
-from rlhf_core.system.paths import file_problem
-
-Located = tuple[str, Row]  # where the row is, the canonical row
-
-# The beginning of each source is read, up to these rows and decompressed bytes; of each file at least its first row.
-_ROWS = 20_000
-_BYTES = 64 * 2**20
-_GENERATED_ROWS = 20  # of each reasoning-gym task
-_GENERATING_SECONDS = 0.2
 
 
 @dataclass
@@ -49,7 +26,7 @@ class Sample:
     rows: list[Located] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     bad: BadRows = field(default_factory=BadRows)  # those that its job will drop
-    columns: set[frozenset[str]] = field(default_factory=set)  # of each row of its files, those that hold something
+    columns: set[frozenset[str]] = field(default_factory=set)  # of each row, those that hold something
 
 
 def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Sample]:
@@ -62,7 +39,8 @@ def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Samp
         for source in sources_of(config):
             bad = sample.bad if config.on_bad_row == "drop" else BadRows()
             try:
-                rows = _check_source(source, config, root, bad, sample.columns)
+                first = _noted(open_source(source).first_rows(root, config.format, bad), sample.columns)
+                rows = list(_canonical(first, config, bad, ImageReader.before_a_run(config.images, root)))
             except (RowError, RecipeError) as error:
                 sample.problems.append(f"data.{name}: {error}")
                 rows = []
@@ -98,33 +76,23 @@ def _drop_excluded(name: str, sample: Sample, samples: Mapping[str, Sample], rec
 
 def known_rows(config: DatasetConfig, sample: Sample | None, root: Path) -> int | None:
     """Return the rows of the dataset's source, before any are dropped; None if only its job can count them."""
-    rows = None
-    match config.source:
-        case ReasoningGymSource(tasks=tasks, size=size):
-            rows = len(tasks) * size
-        case FilesSource(paths=paths) if sample is not None and _is_whole(
-            len(sample.rows), [root / path for path in paths]
-        ):
-            rows = len(sample.rows)
+    if config.source is None:
+        return None
+    rows = config.source.known_rows
+    if rows is None and sample is not None and open_source(config.source).is_whole(len(sample.rows), root):
+        rows = len(sample.rows)
     return None if rows is None else config.most_rows(rows)
 
 
-def _is_whole(rows: int, files: Sequence[Path]) -> bool:
-    """Whether these rows are all of the files: of many rows or bytes a sample has only the first."""
-    if rows >= _ROWS or not all(map(os.path.isfile, files)):
-        return False
-    decompresses = any(path.suffix in (".gz", ".bz2", ".xz", ".zst", ".zip") for path in files)
-    return not decompresses and sum(path.stat().st_size for path in files) < _BYTES
-
-
 def _unmixable(config: DatasetConfig, of_sources: Sequence[Sequence[Located]], root: Path) -> str | None:
-    """Return the reason why the sources of a mix of files cannot be drawn from; None if they can, or if their remaining
-    rows are not all known here.
+    """Return the reason why the sources of a mix cannot be drawn from; None if they can, or if their remaining rows are
+    not all known here.
     """
-    files = [entry.source for entry in config.mix if isinstance(entry.source, FilesSource)]
-    paths = [root / path for source in files for path in source.paths]
-    is_whole = len(files) == len(config.mix) > 0 and _is_whole(sum(map(len, of_sources)), paths)
-    if not is_whole or config.exclude or config.near_duplicates == "drop":
+    if not config.mix or config.exclude or config.near_duplicates == "drop":
+        return None
+    if not all(
+        open_source(entry.source).is_whole(len(rows), root) for entry, rows in zip(config.mix, of_sources, strict=True)
+    ):
         return None
     seen: set[str] = set()
     left = []
@@ -158,7 +126,7 @@ def _with_excluded(recipe: Recipe, names: list[str]) -> list[str]:
     return included
 
 
-def sources_of(config: DatasetConfig) -> list[Source]:
+def sources_of(config: DatasetConfig) -> list[SourceConfig]:
     mixed = [entry.source for entry in config.mix]
     return mixed if config.source is None else [config.source, *mixed]
 
@@ -168,64 +136,6 @@ def _check_shape(name: str, config: DatasetConfig) -> Iterator[str]:
         yield f"data.{name}: names neither `source` nor `mix`; give it one of them"
     if config.source is not None and config.mix:
         yield f"data.{name}: names both `source` and `mix`; move `source` into `mix`, or take one away"
-
-
-def _check_source(
-    source: Source, config: DatasetConfig, root: Path, bad_row: BadRow, columns: set[frozenset[str]]
-) -> list[Located]:
-    """Return the rows that can be read quickly. Raises RowError or RecipeError for a source that cannot be read."""
-    match source:
-        case FilesSource():
-            return list(_check_files(source, config, root, bad_row, columns))
-        case ReasoningGymSource():
-            for task, options in source.tasks.items():
-                check_task(task, options)
-            return [row for task in source.tasks for row in _generated(task, source, config, bad_row, root)]
-        case FunctionSource():
-            return []  # its code is checked beside that of rewards
-        case HarborSource():
-            tasks = iterate_tasks(root / source.folder, source.folder, bad_row)
-            return list(_canonical(tasks, config, bad_row, ImageReader.before_a_run(config.images, root)))
-        case HubSource():
-            return []  # nothing is fetched before the run
-
-
-def _check_files(
-    source: FilesSource, config: DatasetConfig, root: Path, bad_row: BadRow, columns: set[frozenset[str]]
-) -> Iterator[Located]:
-    budget = Budget(_BYTES)
-    images = ImageReader.before_a_run(config.images, root)
-    rows = 0
-    for path in source.paths:
-        if "://" in path:
-            file_type(path)
-            continue
-        problem = _path_problem(path, root)
-        if problem:
-            raise RowError(f"{path}: {problem}")
-        budget.num_bytes = max(budget.num_bytes, 1)
-        read = _noted(iterate_file(str(root / path), path, bad_row, budget), columns)
-        for located in _canonical(read, config, bad_row, images):
-            rows += 1
-            yield located
-            if rows >= _ROWS:
-                break
-
-
-def _path_problem(path: str, root: Path) -> str | None:
-    if unnamed := name_problem(path):
-        return unnamed
-    local = root / path
-    problem = file_problem(local)
-    if problem is None:
-        return None
-    if glob.has_magic(path) and not os.path.lexists(local):
-        return f"no file matches this pattern (looked in {root})"
-    if os.path.isdir(local):
-        return f"there is no data file in this folder, whose name ends in {', '.join(SUFFIXES)}"
-    plain = "; write the path out: `~` and `$` mean nothing here" if path.startswith("~") or "$" in path else ""
-    hub = "" if os.path.lexists(local) or Path(path).suffix in (*SUFFIXES, *COMPRESSIONS) else hub_hint(path)
-    return f"{problem} (looked for {local}){plain}{hub}"
 
 
 def _noted(rows: Iterable[Located], columns: set[frozenset[str]]) -> Iterator[Located]:
@@ -242,16 +152,3 @@ def _canonical(
         row = canonical(where, raw, config, bad_row, images)
         if row is not None:
             yield where, row
-
-
-def _generated(
-    task: str, source: ReasoningGymSource, config: DatasetConfig, bad_row: BadRow, root: Path
-) -> Iterator[Located]:
-    until = time.monotonic() + _GENERATING_SECONDS
-    size = min(source.size, _GENERATED_ROWS)
-    rows = generate(task, source.tasks[task], size=size, seed=source.seed, data_format=config.format)
-    items = ((f"{task} item {index}", raw) for index, raw in enumerate(rows))
-    for located in _canonical(items, config, bad_row, ImageReader.before_a_run(config.images, root)):
-        yield located
-        if time.monotonic() > until:
-            return

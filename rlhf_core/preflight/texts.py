@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlhf_core.config.rewards.rewards import HTTPReward, JudgeReward, PairwiseReward
+from rlhf_core.data.sources.base import Located
 from rlhf_core.graph.drafting import Draft
-from rlhf_core.preflight.samples import Located
 from rlhf_core.rewards.template_trial import template_problem
 
 _TRIED_ROWS = 20  # of each dataset

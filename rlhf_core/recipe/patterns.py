@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from rlhf_core.config.data.dataset import DatasetConfig, FilesSource, Source
+from rlhf_core.config.data.dataset import DatasetConfig
+from rlhf_core.config.data.sources import FilesSource, SourceConfig
 from rlhf_core.data.formats import RowError
 from rlhf_core.data.sources.files import file_type
 from rlhf_core.errors import RecipeError
@@ -43,7 +44,7 @@ def _dataset(name: str, config: DatasetConfig, root: Path) -> DatasetConfig:
     )
 
 
-def _source(section: str, source: Source, root: Path) -> Source:
+def _source(section: str, source: SourceConfig, root: Path) -> SourceConfig:
     if not isinstance(source, FilesSource):
         return source
     paths = [file for path in source.paths for file in _files(section, path, root)]

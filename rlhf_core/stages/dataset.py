@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.data.dataset import DatasetConfig, Source
+from rlhf_core.config.data.dataset import DatasetConfig
+from rlhf_core.config.data.sources import SourceConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.bad_rows import BadRows
 from rlhf_core.data.checking import Bad, CheckedBatch, Checker, Located
@@ -24,7 +25,7 @@ from rlhf_core.data.kept import KeptRow, KeptRows, iterate, ordered
 from rlhf_core.data.near_duplicates import SketchFile, similar_earlier
 from rlhf_core.data.overlap import PromptIndex
 from rlhf_core.data.reading import read_dataset, write_info, write_rows
-from rlhf_core.data.sources.reading import iterate_source, require_as_planned, streams
+from rlhf_core.data.sources.base import open_source
 from rlhf_core.errors import StageError, shortened
 from rlhf_core.processes.in_order import in_order
 from rlhf_core.stages.dataset_images import move_images, open_reader
@@ -98,10 +99,10 @@ class _Selection:
         self._near_prompt: list[NDArray[np.bool_]] = []  # of the rows that are kept
         self.kept = KeptRows(work / "rows.arrow", len(_sources(config)))
 
-    def read(self, source: Source, number: int) -> None:
+    def read(self, source: SourceConfig, number: int) -> None:
         """Keep the source's rows, in their order."""
         self._counts.read.append(0)
-        most = self._config.limit if streams(source) else None
+        most = self._config.limit if source.streams else None
         batches = _batches(source, self._config, self._context)
         try:
             with closing(in_order(self._checker, batches, self._config.processes)) as checked:
@@ -113,8 +114,8 @@ class _Selection:
                         break
         except RowError as error:
             raise StageError(f"{self._context.name}: {error}") from error
-        if streams(source):
-            require_as_planned(source, self._context)
+        if source.streams:
+            open_source(source).require_as_planned(self._context)
 
     def _keep(self, batch: CheckedBatch, source: int, most: int | None) -> None:
         """Keep rows of a batch. most: limit of the source."""
@@ -167,7 +168,7 @@ class _Selection:
         return self.kept.of_sources(dropped)
 
 
-def _batches(source: Source, config: DatasetConfig, context: StageContext) -> Iterator[list[Located]]:
+def _batches(source: SourceConfig, config: DatasetConfig, context: StageContext) -> Iterator[list[Located]]:
     """Yield the source's rows, with unreadable ones in their places. Errors are raised after the rows before."""
     batch: list[Located] = []
 
@@ -177,7 +178,7 @@ def _batches(source: Source, config: DatasetConfig, context: StageContext) -> It
             raise error  # the error of the batch comes first
 
     try:
-        for where, raw in iterate_source(source, config.format, context, unreadable):
+        for where, raw in open_source(source).rows(context, config.format, unreadable):
             batch.append((where, raw))
             if len(batch) >= _CHECKED_AT_ONCE:
                 yield batch[:]
@@ -292,7 +293,7 @@ def _shown(text: str) -> str:
     return shortened(normalised(text), _SHOWN_CHARACTERS)
 
 
-def _sources(config: DatasetConfig) -> list[Source]:
+def _sources(config: DatasetConfig) -> list[SourceConfig]:
     if config.source is None and not config.mix:
         raise StageError("this dataset names no `source` and no `mix`; give it one of them")
     return [entry.source for entry in config.mix] if config.source is None else [config.source]

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.parts
 
 ROOT = Path(__file__).parents[2]
 RECIPE = plugin.SOURCE / "recipe.yaml"
-USING = {"data.riddles", "measure", "far", "rl"}
+USING = {"data.riddles", "data.questions", "measure", "far", "rl"}
 
 
 def python(site: Path, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

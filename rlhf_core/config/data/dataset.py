@@ -1,21 +1,19 @@
-"""Settings of datasets: sources of rows and their format. One entry of the recipe's `data` becomes one dataset
-artifact.
-"""
+"""Settings of datasets. One entry of the recipe's `data` becomes one dataset artifact."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, NamedFolder, Reads, Role, operational, since_default
 from rlhf_core.config.data.format_table import FORMATS, known_format
+from rlhf_core.config.data.sources import SourceConfig
 from rlhf_core.config.numbers import (
     ImageBytes,
     ImagePixels,
     ImagesOfRow,
-    LongSeed,
     PositiveShare,
     Processes,
     Rows,
@@ -24,8 +22,7 @@ from rlhf_core.config.numbers import (
 )
 from rlhf_core.config.plugins import Plugin
 from rlhf_core.config.stages.base import SeededConfig, StageConfig
-from rlhf_core.config.texts import NonEmpty, Repository, Revision
-from rlhf_core.config.user_code import UserFile
+from rlhf_core.config.texts import NonEmpty
 from rlhf_core.system.listing import first_repeated
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # of the files of `images.folder`
@@ -36,88 +33,8 @@ OnOverlap = Literal["error", "allow"]
 StoppingRule = Literal["first_exhausted", "all_exhausted"]
 
 
-class FilesSource(Config):
-    """Local, S3 or any fsspec files: json, jsonl, csv, tsv, parquet."""
-
-    type: Literal["files"]
-    paths: tuple[NonEmpty, ...] = Field(
-        min_length=1,
-        description="files, folders, patterns such as `part-*.jsonl`, or URLs of files; relative paths start at the "
-        "recipe's folder",
-    )
-    streaming: bool = Field(
-        default=False,
-        description="stream rows, without a copy of the files, until `limit` of them are kept, which `shuffle` "
-        "shuffles",
-    )
-
-    def named_files(self) -> Iterator[str]:
-        yield from (path for path in self.paths if "://" not in path)
-
-
-class HubSource(Config):
-    type: Literal["hub"]
-    repository: Repository = Field(description="`owner/name` of a data set on the Hugging Face hub")
-    subset: NonEmpty | None = Field(default=None, description="the data set's configuration, if it has several")
-    split: NonEmpty = Field(default="train", description="split of the data set")
-    revision: Revision = Field(
-        default="main", description="a commit, or a branch or tag, whose commit is part of the key"
-    )
-    streaming: bool = Field(
-        default=False,
-        description="stream rows, without a copy of the data set, until `limit` of them are kept, which `shuffle` "
-        "shuffles",
-    )
-
-    @property
-    def url(self) -> str:
-        return f"hf://datasets/{self.repository}@{self.revision}"
-
-
-class ReasoningGymSource(Config):
-    """Generated, verifiable tasks. Item i of a task is made from `seed` + i."""
-
-    type: Literal["reasoning_gym"]
-    tasks: dict[str, dict[str, Any]] = Field(min_length=1, description="task name -> its generator's options")
-    size: Rows = Field(description="number of rows per task")
-    seed: LongSeed = Field(description="keep the seeds of training and held-out data 10 million apart")
-
-
-class FunctionSource(UserFile):
-    """A user's Python function `(**options) -> list of rows`; the file's content is part of the stage key."""
-
-    type: Literal["function"]
-    path: NonEmpty = Field(description="a Python file; a relative path starts at the recipe's folder")
-    function: NonEmpty = Field(description="its name in the Python file")
-    options: dict[str, Any] = Field(default={}, description="the function's arguments")
-
-
-class HarborSource(Config):
-    """Task folders of Harbor, each a row for the environment `harbor`; all their files are part of the stage key."""
-
-    type: Literal["harbor"]
-    folder: NonEmpty = Field(
-        description="a folder with the folders of tasks, or that of one; a relative path starts at the recipe's folder"
-    )
-
-    @field_validator("folder")
-    @classmethod
-    def _is_local(cls, folder: str) -> str:
-        if "://" in folder:
-            raise ValueError("task folders are read from this machine: copy them to a folder of it")
-        return folder
-
-    def named_folders(self) -> Iterator[NamedFolder]:
-        yield NamedFolder(self.folder, (), "task folders")
-
-
-Source = Annotated[
-    FilesSource | HubSource | ReasoningGymSource | FunctionSource | HarborSource, Field(discriminator="type")
-]
-
-
 class WeightedSource(Config):
-    source: Source = Field(description="source of its rows")
+    source: SourceConfig = Field(description="source of its rows")
     weight: Weight = Field(default=1.0, description="share of the mix, relative to the others")
 
 
@@ -148,7 +65,7 @@ class DatasetConfig(SeededConfig):
     format: Annotated[str, AfterValidator(known_format)] = Field(
         description="format of the rows, see Rows", json_schema_extra=lambda schema: schema.update(enum=[*FORMATS])
     )
-    source: Source | None = Field(default=None, description="source of the rows")
+    source: SourceConfig | None = Field(default=None, description="source of the rows")
     mix: tuple[WeightedSource, ...] = Field(
         default=(), description="several sources, drawn by weight, instead of `source`"
     )

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from rlhf_core.data.formats import Row, RowError
+from rlhf_core.data.formats import RowError
+from rlhf_core.data.sources.base import BadRow, Located, raise_bad_row
 from rlhf_core.data.sources.csv_rows import csv_rows
 from rlhf_core.data.sources.json_rows import json_rows
 from rlhf_core.data.sources.opening import COMPRESSIONS, compression_of
 from rlhf_core.data.sources.parquet_rows import parquet_rows
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
-
-BadRow = Callable[[str, RowError], None]  # called with the place of a row that cannot be read, and its problem
 
 
 @dataclass
@@ -28,14 +27,9 @@ class Budget:
         return self.num_bytes <= 0
 
 
-def raise_bad_row(where: str, error: RowError) -> None:
-    """Raise the error of a bad row: the BadRow of `on_bad_row: error`."""
-    raise error.at(where)
-
-
 def iterate_file(
     path: str, shown: str, bad_row: BadRow = raise_bad_row, budget: Budget | None = None
-) -> Iterator[tuple[str, Row]]:
+) -> Iterator[Located]:
     """Yield each row with its place, such as `data.jsonl line 3`.
 
     path: a local path or a URL; shown: its name in the recipe, whose suffix is the type.

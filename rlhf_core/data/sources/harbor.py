@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhf_core.config.data.sources import HarborSource
 from rlhf_core.config.environments.harbor import COLUMN, HarborTask
+from rlhf_core.contract import StageContext
 from rlhf_core.data.formats.base import Row, RowError
+from rlhf_core.data.sources.base import BadRow, Located, RowSource
 from rlhf_core.errors import reason_of
 
 _SETTINGS, _INSTRUCTION = "task.toml", "instruction.md"
@@ -17,12 +20,18 @@ _MOST_BYTES = 4 * 2**20  # of the files of a task
 _SECONDS = 600.0  # of the tests, if the task has no limit
 
 
-def files_of_tasks(folder: Path) -> list[Path]:
-    """Return all files of the tasks below a folder, sorted. Raises OSError."""
-    return [path for task in _tasks(folder) for path in _files(task)]
+class HarborTasks(RowSource[HarborSource]):
+    def rows(self, context: StageContext, data_format: str, bad_row: BadRow) -> Iterator[Located]:
+        yield from iterate_tasks(context.user_folder(self.config.folder), self.config.folder, bad_row)
+
+    def first_rows(self, root: Path, data_format: str, bad_row: BadRow) -> Iterator[Located]:
+        yield from iterate_tasks(root / self.config.folder, self.config.folder, bad_row)
+
+    def is_whole(self, rows: int, root: Path) -> bool:
+        return True
 
 
-def iterate_tasks(folder: Path, shown: str, bad_row: Callable[[str, RowError], None]) -> Iterator[tuple[str, Row]]:
+def iterate_tasks(folder: Path, shown: str, bad_row: BadRow) -> Iterator[Located]:
     """Yield a row for each task below a folder, with its place. shown: the folder as the recipe has it.
 
     bad_row: called for each task that cannot be read. Raises RowError if there is none.
@@ -59,15 +68,8 @@ def _tasks(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _files(task: Path) -> list[Path]:
-    """Return the files of a task that count. A solution does not: no row has it."""
-    names = [task / _SETTINGS, task / _INSTRUCTION]
-    below = [path for part in ("environment", "tests") for path in (task / part).rglob("*")]
-    return sorted(path for path in (*names, *below) if path.is_file() and "__pycache__" not in path.parts)
-
-
 def _read(task: Path) -> Row:
-    """Return the row of a task. Raises RowError for one that an episode here cannot play."""
+    """Return the row of a task, without its solution. Raises RowError for one that an episode here cannot play."""
     try:
         settings = tomllib.loads((task / _SETTINGS).read_text(encoding="utf-8"))
         instruction = (task / _INSTRUCTION).read_text(encoding="utf-8").strip()

@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from rlhf_core.config.data.sources import ReasoningGymSource
+from rlhf_core.contract import StageContext
 from rlhf_core.data.formats import Row, format_of
 from rlhf_core.data.formats.base import Generated
+from rlhf_core.data.sources.base import BadRow, Located, RowSource
 from rlhf_core.errors import RecipeError, did_you_mean, reason_of
 
 # Their scorers compare tuples, which JSON gives back as lists.
 _TUPLE_TASKS = frozenset({"arc_agi", "rearc"})
 _SET_BY_US = frozenset({"seed", "size"})
+_FIRST_ROWS, _FIRST_SECONDS = 20, 0.2  # of each task, before a run
+
+
+class ReasoningGym(RowSource[ReasoningGymSource]):
+    def rows(self, context: StageContext, data_format: str, bad_row: BadRow) -> Iterator[Located]:
+        for task, options in self.config.tasks.items():
+            rows = generate(task, options, size=self.config.size, seed=self.config.seed, data_format=data_format)
+            yield from ((f"{task} {index}", row) for index, row in enumerate(rows))
+
+    def first_rows(self, root: Path, data_format: str, bad_row: BadRow) -> Iterator[Located]:
+        size = min(self.config.size, _FIRST_ROWS)
+        for task, options in self.config.tasks.items():
+            check_task(task, options)
+        for task, options in self.config.tasks.items():
+            until = time.monotonic() + _FIRST_SECONDS
+            rows = generate(task, options, size=size, seed=self.config.seed, data_format=data_format)
+            for index, row in enumerate(rows):
+                yield f"{task} item {index}", row
+                if time.monotonic() > until:
+                    break
 
 
 def generate(task: str, options: Mapping[str, Any], *, size: int, seed: int, data_format: str) -> Iterator[Row]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 
+from rlhf_core.data.sources.base import Located
 from rlhf_core.graph.drafting import Draft
 from rlhf_core.preflight.model import BaseModel
-from rlhf_core.preflight.samples import Located
 from rlhf_core.recipe.recipe import Recipe
 
 

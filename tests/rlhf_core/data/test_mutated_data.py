@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.config.data.dataset import DatasetConfig, FilesSource
+from rlhf_core.config.data.dataset import DatasetConfig
+from rlhf_core.config.data.sources import FilesSource
 from rlhf_core.data.formats import format_of
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import ConversationError, StageError

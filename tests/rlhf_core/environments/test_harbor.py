@@ -16,9 +16,8 @@ from rlhf_core.chat.templates import SHIPPED
 from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.config.environments.environments import HarborEnvironment
 from rlhf_core.data.formats import RowError
-from rlhf_core.data.sources.files import raise_bad_row
+from rlhf_core.data.sources.base import open_source, raise_bad_row
 from rlhf_core.data.sources.harbor import iterate_tasks
-from rlhf_core.data.sources.reading import iterate_source
 from rlhf_core.environments import Feedback, Reply, open_environments
 from rlhf_core.environments.harbor import HarborEpisode, HarborHost
 from rlhf_core.errors import EpisodeError, RecipeError
@@ -207,10 +206,13 @@ def test_a_row_has_what_an_episode_needs_and_no_solution(task: Path) -> None:
     root = task.parents[1]
     files = user_files(source, root)
     assert [path.removeprefix("tasks/one/") for path in files] == [
-        "environment/Dockerfile", "environment/given", "instruction.md", "task.toml", "tests/test.sh",
+        "environment/Dockerfile", "environment/given", "instruction.md", "solution/solve.sh", "task.toml",
+        "tests/test.sh",
     ]  # fmt: skip
     assert source.source is not None
-    (read,) = iterate_source(source.source, "prompts", LocalContext(root / "work", user_files_root=root))
+    (read,) = open_source(source.source).rows(
+        LocalContext(root / "work", user_files_root=root), "prompts", raise_bad_row
+    )
     assert read == ("tasks/one", {name: value for name, value in row.items() if name != "id"})
     (task / "tests" / "test.sh").write_text("echo 0\n")
     assert user_files(source, root) != files
@@ -245,7 +247,7 @@ def test_what_is_no_task_is_refused(harbor: HarborHost, task: Path, tmp_path: Pa
     (tmp_path / "empty").mkdir()
     with pytest.raises(RowError, match="there is no folder of a task"):
         rows_of(tmp_path / "empty")
-    with pytest.raises(RecipeError, match="there is no folder of a task"):
+    with pytest.raises(RecipeError, match=r"source\.folder: empty: this folder has no file"):
         user_files(
             DatasetConfig.model_validate({"format": "prompts", "source": {"type": "harbor", "folder": "empty"}}),
             tmp_path,

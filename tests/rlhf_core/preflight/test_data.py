@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.preflight import samples
+from rlhf_core.data.sources import data_files
 from rlhf_core.preflight.look import preflight
+from rlhf_core.preflight.samples import read_samples
 from rlhf_core.recipe.loading import load_recipe
 from tests.rlhf_core.recipes import (
     Change,
@@ -302,9 +303,9 @@ def test_of_many_files_the_beginning_is_read_and_of_each_its_first_row(
         for name in "abc":
             (root / "more" / f"{name}.jsonl").write_text('{"text": "x"}\n{"text": "x"}\n{"text": 3.5}\nno\n')
 
-    monkeypatch.setattr(samples, "_ROWS", 3)
+    monkeypatch.setattr(data_files, "_ROWS", 3)
     loaded = load_recipe(write(tmp_path, change))
-    places = [where for where, _ in samples.read_samples(loaded.recipe, ["text"], tmp_path)["text"].rows]
+    places = [where for where, _ in read_samples(loaded.recipe, ["text"], tmp_path)["text"].rows]
     assert places == [
         "more/a.jsonl line 1",
         "more/a.jsonl line 2",
@@ -312,8 +313,8 @@ def test_of_many_files_the_beginning_is_read_and_of_each_its_first_row(
         "more/b.jsonl line 1",
         "more/c.jsonl line 1",
     ]
-    monkeypatch.setattr(samples, "_BYTES", 20)
-    places = [where for where, _ in samples.read_samples(loaded.recipe, ["text"], tmp_path)["text"].rows]
+    monkeypatch.setattr(data_files, "_BYTES", 20)
+    places = [where for where, _ in read_samples(loaded.recipe, ["text"], tmp_path)["text"].rows]
     assert places == ["more/a.jsonl line 1", "more/a.jsonl line 2", "more/b.jsonl line 1", "more/c.jsonl line 1"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.stack.environment import RECIPES
-from rlhf_core.config.data.dataset import FilesSource
+from rlhf_core.config.data.sources import FilesSource
 from rlhf_core.errors import RecipeError
 from rlhf_core.graph.graph import build_graph
 from rlhf_core.recipe.extending import merged
