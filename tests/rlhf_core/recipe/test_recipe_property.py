@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -239,9 +240,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that the recipes name, those of the shipped ones among them."""
     folder = tmp_path_factory.mktemp("mutated")
     write(folder)
-    for path in [*RECIPES.glob("*.py"), *RECIPES.glob("*.yaml"), *RECIPES.glob("*.jinja")]:
-        (folder / path.name).write_bytes(path.read_bytes())
-    return folder
+    return Path(shutil.copytree(RECIPES, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True))
 
 
 @pytest.fixture(autouse=True)
