@@ -75,18 +75,13 @@ def plan(
         store = open_store(store_url())
         store.reach()
         repository = ArtifactRepository(store)
-    answers = [
-        *checked.calibration_notes(repository),
-        *checked.ask_servers(repository),
-        *checked.call_functions(repository),
-        *checked.check_answers(repository),
-    ]
+    tried = checked.try_out(repository)
     earlier: list[Manifest] = []
     planned = planned_nodes(checked, repository, earlier)
     prices = prices_of(checked.loaded.recipe)
     known = estimates(checked.graph, known_facts(checked, planned, earlier, prices, repository))
     costs = {name: estimate for name, estimate in known.items() if estimate.has_values}
-    notes = [*checked.notes, *answers]
+    notes = [*checked.notes, *tried]
     if rerun is not None:
         notes.append(f"these keys are those of `--rerun-from {rerun}`: with this name a run finds them again")
     text: list[RenderableType] = [plan_table(checked.loaded.recipe.name, planned)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -14,17 +13,12 @@ from rlhf_core.config.environments.environments import HarborEnvironment
 from rlhf_core.config.environments.harbor import COLUMN, HarborTask
 from rlhf_core.contract import StageContext
 from rlhf_core.environments.base import Environment, EnvironmentHost, Feedback, Reply
+from rlhf_core.environments.harbor_tests import graded
 from rlhf_core.environments.tools.runtime_tools import RuntimeCalls, runtime_schemas
 from rlhf_core.environments.tools.tool_calls import ToolCalls
-from rlhf_core.errors import EpisodeError, RecipeError, reason_of
+from rlhf_core.errors import RecipeError
 from rlhf_core.rollout.tool_calls import ToolCallParser
 from rlhf_core.runtimes import Image, Runtime, RuntimeHost, open_runtimes
-from rlhf_core.system.json_text import JSONTextError, parse_json
-
-_PREPARE_SECONDS = 60.0
-_PREPARE = "rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier"  # what the policy may have put there
-_TEXT, _JSON = "/logs/verifier/reward.txt", "/logs/verifier/reward.json"
-_SHOWN = 300  # characters of a test's output in an error
 
 
 class HarborHost(EnvironmentHost):
@@ -103,51 +97,6 @@ class HarborEpisode(Environment):
             self._runtime.stop()
 
     async def _judged(self) -> tuple[float, Mapping[str, float]]:
-        """Run the task's tests; return their reward, and metrics of the tests."""
         assert self._runtime is not None
         self._is_judged = True
-        prepared = await self._runtime.run(_PREPARE, _PREPARE_SECONDS)
-        if prepared.status or prepared.stopped:
-            raise EpisodeError(f"its tests cannot be put in place: {prepared.output[-_SHOWN:]}")
-        await self._runtime.write({f"/tests/{path}": content for path, content in self._task.tests.items()})
-        seconds = min(self._config.test_seconds, self._task.test_seconds)
-        ran = await self._runtime.run("bash /tests/test.sh", seconds, self._task.test_variables)
-        if ran.stopped:
-            return 0.0, {"tests_stopped": 1.0}  # by what the policy has left there, such as an endless loop
-        reward = await self._reward()
-        if reward is not None:
-            return reward, {}
-        if self._config.without_reward == "zero":
-            return 0.0, {"tests_without_reward": 1.0}
-        raise EpisodeError(
-            f"its tests ended with status {ran.status} and wrote neither {_TEXT} nor {_JSON} (`without_reward: zero` "
-            f"takes that for 0): {ran.output[-_SHOWN:]}"
-        )
-
-    async def _reward(self) -> float | None:
-        """Return the reward that the tests have written; None if there is none."""
-        assert self._runtime is not None
-        if (content := await self._runtime.read(_TEXT)) is not None:
-            return _number(content.decode(errors="replace").strip(), _TEXT)
-        if (content := await self._runtime.read(_JSON)) is None:
-            return None
-        try:
-            values = parse_json(content.decode())
-        except (JSONTextError, UnicodeDecodeError) as error:
-            raise EpisodeError(f"its tests wrote {_JSON}, which is no JSON: {reason_of(error)}") from error
-        if not isinstance(values, dict) or not values:
-            raise EpisodeError(f"its tests wrote {_JSON}, which is no mapping of rewards")
-        name = "reward" if "reward" in values else next(iter(values))
-        if name != "reward" and len(values) > 1:
-            raise EpisodeError(f"its tests wrote {_JSON} with {', '.join(map(str, values))}, none of them `reward`")
-        return _number(values[name], _JSON)
-
-
-def _number(value: Any, path: str) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise EpisodeError(f"its tests wrote {value!r:.80} to {path}, which is no finite number")
-    return number
+        return await graded(self._runtime, self._task, self._config)

@@ -23,6 +23,7 @@ from rlhf_core.preflight.known_answers import check_answers
 from rlhf_core.preflight.look import Seen, look
 from rlhf_core.preflight.rounds import check_round
 from rlhf_core.preflight.servers import ask_servers
+from rlhf_core.preflight.solutions import check_solutions
 from rlhf_core.recipe.loading import LoadedRecipe, load_recipe
 from rlhf_core.recipe.recipe import Recipe
 from rlhf_core.stages.key import computing_libraries
@@ -66,9 +67,22 @@ class Checked:
         """Compare rewards of nodes to be computed on known answers; see preflight/known_answers.py."""
         return check_answers(self.graph, self.loaded.recipe.data, self.seen.samples, self.loaded.root, repository)
 
+    def check_solutions(self, repository: ArtifactRepository | None) -> list[str]:
+        """Solve a task of each environment of nodes to be computed; see preflight/solutions.py."""
+        return check_solutions(self.graph, self.seen.samples, self.loaded.root, repository)
+
     def calibration_notes(self, repository: ArtifactRepository | None) -> list[str]:
         """Say how far the judges of rubrics agree with people; see preflight/calibrations.py."""
         return calibration_notes(self.graph, repository)
+
+    def try_out(self, repository: ArtifactRepository | None, *, call_functions: bool = True) -> list[str]:
+        """Return the notes of all of these. call_functions: whether code of the user's runs."""
+        notes = [*self.calibration_notes(repository), *self.ask_servers(repository)]
+        if call_functions:
+            notes += self.call_functions(repository)
+            notes += self.check_answers(repository)
+            notes += self.check_solutions(repository)
+        return notes
 
     def require_single_run(self) -> None:
         """Raise RecipeError for a loop: its rounds are counted, and their prompts are used once."""
@@ -139,8 +153,8 @@ def prepare(
     rerun: Rerun | None = None,
     call_functions: bool = True,
 ) -> Prepared:
-    """Run `check`, probe the store at the URL `store`, or the environment's, query the reward servers of nodes to be
-    computed, and call their functions and compare their rewards on known answers unless `call_functions` is false.
+    """Run `check`, probe the store at the URL `store`, or the environment's, and try out what the nodes to be computed
+    call.
 
     pins: path in the store with the versions of aliases, branches and files at the first start of a run, or a round,
     for its retries; empty: none.
@@ -154,9 +168,7 @@ def prepare(
     if pins and resolved:
         opened.put(pins, json.dumps(resolved, indent=1).encode())
     repository = ArtifactRepository(opened)
-    notes = [*checked.notes, *checked.calibration_notes(repository), *checked.ask_servers(repository)]
-    if call_functions:
-        notes += [*checked.call_functions(repository), *checked.check_answers(repository)]
+    notes = [*checked.notes, *checked.try_out(repository, call_functions=call_functions)]
     return Prepared(
         checked.loaded, checked.graph, checked.left_out, checked.seen, notes, checked.start,
         opened, repository,

@@ -401,6 +401,11 @@ class HarborEnvironment(TimedEpisodes, EpisodeProcesses, ToleratesFailures, Call
         description="treatment of tests that end without a reward: the episode fails; or its reward is 0, as for tests "
         "that write one only if they pass",
     )
+    check_solution: bool = operational(
+        True,
+        description="before a run, solve the first task that has a solution, which must earn more than no work; false: "
+        "its tests need what only the nodes have",
+    )
 
     @property
     def row_columns(self) -> tuple[str, ...]:

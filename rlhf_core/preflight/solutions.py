@@ -1,0 +1,96 @@
+"""Preflight of Harbor's tasks: the solution of one must earn more than no work at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.config.environments.environments import AnyEnvironment, HarborEnvironment
+from rlhf_core.config.environments.harbor import COLUMN, HarborTask
+from rlhf_core.config.environments.runtimes import SandboxRuntime
+from rlhf_core.data.formats import Row
+from rlhf_core.data.sources.base import Located
+from rlhf_core.environments.harbor_tests import graded
+from rlhf_core.errors import EpisodeError, StageError
+from rlhf_core.graph.graph import Node
+from rlhf_core.preflight.asking import Answer, Question, ask
+from rlhf_core.preflight.samples import Sample
+from rlhf_core.runtimes import Image, RuntimeHost, open_runtimes
+
+_SCRIPT = "solution/solve.sh"
+_LONGEST_SECONDS = 60.0  # that a plan waits for a solution or for tests
+_SHOWN = 300  # characters of a solution's output
+
+
+def check_solutions(
+    graph: Mapping[str, Node], samples: Mapping[str, Sample], root: Path, repository: ArtifactRepository | None
+) -> list[str]:
+    """Return a note for each environment of Harbor's tasks whose tests were not tried.
+
+    samples: readable rows of each dataset. repository: nodes whose result it has are skipped.
+    Raises RecipeError if the solution of a task earns no more than no work.
+    """
+
+    def questions(node: Node) -> Iterator[tuple[str, Question]]:
+        for judged in node.config.judges():
+            name = node.inputs.get(judged.dataset, "").removeprefix("data.")
+            if name not in samples or not isinstance(judged.judge, AnyEnvironment):
+                continue
+            tasks = [located for located in samples[name].rows if COLUMN in located[1]]
+            for below, part in judged.judge.parts().items():
+                if isinstance(part, HarborEnvironment) and part.check_solution:
+                    rows = [located for located in tasks if judged.judge.of_row(located[1]) is part]
+                    place = ".".join(filter(None, (node.name, judged.setting, below)))
+                    if rows:
+                        yield f"{part.model_dump_json()} {name}", partial(_compared, place, part, rows, root)
+
+    return ask(graph, repository, questions, os.cpu_count() or 1)
+
+
+def _compared(place: str, config: HarborEnvironment, rows: list[Located], root: Path) -> Answer:
+    """Compare the rewards of the first task that has a solution, with it and without."""
+    solved = next(((where, row) for where, row in rows if (root / where / _SCRIPT).is_file()), None)
+    if solved is None:
+        return Answer(note=f"{place}: no task has {_SCRIPT}, so that no tests were tried")
+    if not isinstance(config.runtime, SandboxRuntime):
+        return Answer(note=f"{place}: no tests were tried, since the runtime `{config.runtime.type}` is of the nodes")
+    where, row = solved
+    try:
+        with closing(open_runtimes(config.runtime)) as runtimes:
+            right, wrong = asyncio.run(_rewards(runtimes, config, row, root / where / "solution"))
+    except EpisodeError as error:
+        return Answer(f"{place}: the task {where}: {error}")
+    except StageError as error:
+        return Answer(note=f"{place}: no tests were tried: {error}")
+    if right > wrong:
+        return Answer()
+    return Answer(
+        f"{place}: the tests of the task {where} give its solution {right:g}, and {wrong:g} if nothing was done: "
+        "correct one of the two (`check_solution: false` if they need what only the nodes have)"
+    )
+
+
+async def _rewards(runtimes: RuntimeHost, config: HarborEnvironment, row: Row, solution: Path) -> tuple[float, float]:
+    """Return the reward of the solution, and that of no work."""
+    task = HarborTask.of(row[COLUMN])
+    short = config.model_copy(update={"test_seconds": min(config.test_seconds, _LONGEST_SECONDS)})
+    rewards = []
+    for works in (True, False):
+        runtime = await runtimes.start(Image(task.image, task.environment, task.variables))
+        try:
+            if works:
+                files = (path for path in solution.rglob("*") if path.is_file())
+                await runtime.write({f"/solution/{path.relative_to(solution)}": path.read_bytes() for path in files})
+                ran = await runtime.run("bash /solution/solve.sh", _LONGEST_SECONDS)
+                if ran.status or ran.stopped:
+                    ended = f"was stopped ({ran.stopped})" if ran.stopped else f"ended with status {ran.status}"
+                    raise EpisodeError(f"its solution {ended}: {ran.output[-_SHOWN:]}")
+            rewards.append((await graded(runtime, task, short))[0])
+        finally:
+            runtime.stop()
+    return rewards[0], rewards[1]
