@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +24,7 @@ from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
-from rlhf_core.errors import ConflictError, StageError, StoreError
+from rlhf_core.errors import ConflictError, StageError, StoreError, reason_of
 
 LIFETIME = timedelta(seconds=40)
 CLOCK_SKEW = timedelta(seconds=5)
@@ -123,6 +124,12 @@ class Lease:
             except StoreError as error:
                 # Continue: no other process can take the lease either, and publishing will fail if the store is down.
                 print(f"the lease {self._path} could not be renewed, retrying: {error}", flush=True)
+            except Exception as error:  # a defect: without a heartbeat the job must not go on
+                traceback.print_exc()
+                self._lost = (
+                    f"the heartbeat of the lease {self._path} failed ({reason_of(error)}): this job stops, and nothing "
+                    "is published from it"
+                )
             if self._lost:
                 self._on_loss()
                 return

@@ -112,10 +112,11 @@ def reset_peak() -> None:
 
 def peak_device_bytes() -> int:
     """Return the most device memory that torch has reserved in this process; 0 without a GPU."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    cuda = sys.modules.get("torch.cuda")
+    is_initialized = getattr(cuda, "is_initialized", None)  # missing while another thread imports torch
+    if cuda is None or is_initialized is None or not is_initialized():
         return 0
-    return sum(torch.cuda.max_memory_reserved(index) for index in range(torch.cuda.device_count()))
+    return sum(cuda.max_memory_reserved(index) for index in range(cuda.device_count()))
 
 
 def _peak(process: psutil.Process) -> int:

@@ -84,6 +84,20 @@ def test_the_heartbeat_renews(store: Store) -> None:
     assert _record(store).released
 
 
+def test_a_heartbeat_that_fails_stops_the_job(store: Store, capfd: pytest.CaptureFixture[str]) -> None:
+    lost = threading.Event()
+
+    def fail() -> None:
+        raise AttributeError("a defect")
+
+    lease = _held(store, lifetime=0.4).start(on_loss=lost.set, on_renewal=fail)
+    assert lost.wait(20)
+    with pytest.raises(StageError, match=r"^the heartbeat of the lease .* failed \(a defect\): this job stops"):
+        lease.check()
+    lease.release()
+    assert "AttributeError: a defect" in capfd.readouterr().err
+
+
 def test_one_that_ran_out_is_taken_over_and_its_holder_learns_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "CLOCK_SKEW", timedelta(0))
     lost = threading.Event()

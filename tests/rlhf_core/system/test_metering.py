@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from rlhf_core.system.metering import MachineEnergy, Meter, ModelUse, gpu_joules, peak_host_bytes, reset_peak
+from rlhf_core.system.metering import (
+    MachineEnergy,
+    Meter,
+    ModelUse,
+    gpu_joules,
+    peak_device_bytes,
+    peak_host_bytes,
+    reset_peak,
+)
 
 MB = 1 << 20
 
@@ -52,3 +62,11 @@ def test_the_peak_outlasts_the_memory() -> None:
     held = bytearray(b"x" * (64 * MB))
     del held
     assert peak_host_bytes() - before > 50 * MB
+
+
+def test_a_heartbeat_finds_no_device_memory_while_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # as far as an import has got: no attributes yet
+    monkeypatch.delitem(sys.modules, "torch.cuda", raising=False)
+    assert peak_device_bytes() == 0
+    monkeypatch.setitem(sys.modules, "torch.cuda", ModuleType("torch.cuda"))
+    assert peak_device_bytes() == 0
