@@ -118,7 +118,7 @@ class _Estimator:
         try:
             tokenizer = tokenizer_of(model, self._facts.root)
             for _, row in sample.rows[::every][:_TOKENISED_ROWS]:
-                counts.append(data_format.num_tokens(tokenizer, reader.as_read(row)))
+                counts.append(data_format.all_tokens(tokenizer, reader.as_read(row)))
         except StageError:
             return None  # preflight has reported the problem
         return sum(counts) / len(counts)

@@ -39,6 +39,9 @@ class AnsweredFormat(MessageFormat):
     def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         return max(len(ids) for ids, _ in self.encoded(tokenizer, row))
 
+    def all_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
+        return sum(len(ids) for ids, _ in self.encoded(tokenizer, row))
+
     def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         return min(first_trained(mask) for _, mask in self.encoded(tokenizer, row)) + 1
 

@@ -91,6 +91,10 @@ class Format(ABC):
     def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         """Return the tokens of the row's longest sequence. Raises ConversationError if it cannot be rendered."""
 
+    def all_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
+        """Return the tokens of all sequences of the row, as a stage reads them."""
+        return self.num_tokens(tokenizer, row)
+
     def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         """Return the tokens that a sequence must keep when truncated at its end, for something to be left to train
         on.

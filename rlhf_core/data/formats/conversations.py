@@ -72,6 +72,11 @@ class Conversations(MessageFormat):
             return num_tokens_of_all(tokenizer, messages, tools)
         return max(len(ids) for ids, _ in _encoded(tokenizer, row))
 
+    def all_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
+        if len(row["messages"]) > _MEASURED_TURN_BY_TURN:
+            return self.num_tokens(tokenizer, row)
+        return sum(len(ids) for ids, _ in _encoded(tokenizer, row))
+
     def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         return min(first_trained(mask) for _, mask in _encoded(tokenizer, row)) + 1
 

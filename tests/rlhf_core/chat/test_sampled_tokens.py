@@ -138,6 +138,14 @@ def test_completions_that_were_cut_are_counted_and_may_be_dropped() -> None:
         assert counts["truncated_completions"] == 2
 
 
+def test_all_tokens_are_those_of_every_sequence() -> None:
+    pair = canonical_row({"prompt": "x", "chosen": "ab", "rejected": "abcd"}, "preferences", {})
+    longest = format_of("preferences").num_tokens(TOKENIZER, pair)
+    assert format_of("preferences").all_tokens(TOKENIZER, pair) == 2 * longest - 2, "bytes are tokens here"
+    talk = canonical_row({"prompt": "x", "completion": "abcd"}, "conversations", {})
+    assert format_of("conversations").all_tokens(TOKENIZER, talk) == longest + 1, "a line ends each turn"
+
+
 def test_a_file_of_completions_may_have_their_tokens() -> None:
     given = row(completion("ab", 1.0, cut=True))
     read = canonical_row(given, "completions", {})
