@@ -1,4 +1,4 @@
-"""`alignment cluster`: what a cluster's scheduler is given to run a recipe."""
+"""`alignment cluster`: scripts and manifests by which a cluster's scheduler runs a recipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from rlhf_core.pipeline.prepare import Checked, check
 from rlhf_core.system.variables import store_problem
 
 app = typer.Typer()
-cluster = typer.Typer(help="Print what Slurm or Kubernetes is given to run a recipe.", no_args_is_help=True)
+cluster = typer.Typer(
+    help="Print the script or manifest by which Slurm or Kubernetes runs a recipe.", no_args_is_help=True
+)
 app.add_typer(cluster, name="cluster", rich_help_panel=panels.SET_UP)
 
 NODES = typer.Option(min=1, help="number of nodes; by default as many as the largest stage needs")

@@ -31,7 +31,7 @@ def cost(
     run: Annotated[str, typer.Argument(help="id of a run, as `alignment runs` lists it", autocompletion=run_ids)],
     prices: Annotated[Path | None, typer.Option(help="a YAML file with other prices than the run's")] = None,
 ) -> Printed[RunCost]:
-    """Show what a run took and cost, by stage and attempt, and what reuse saved; also of one that runs."""
+    """Show the use and cost of a run, by stage and attempt, and the savings by reuse; also of one that runs."""
     costs = run_costs(ArtifactRepository(open_store(store_url())), run, None if prices is None else read_prices(prices))
     return Printed(RunCost.of(run, costs), _text(costs))
 

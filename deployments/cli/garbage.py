@@ -43,7 +43,7 @@ def gc_command(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="also say of each artifact why it is kept")] = False,
 ) -> None:
-    """Say what no alias, run, loop or job needs, and with --delete, delete it.
+    """List objects that no alias, run, loop or job needs, and with --delete, delete them.
 
     Safe beside runs. Artifacts that nothing needs go, checkpoints of stages that did not end, and bytes that no
     artifact has. Objects of others in the bucket stay.

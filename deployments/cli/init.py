@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated
@@ -78,7 +80,7 @@ def init(
         Framework | None, typer.Option("--from", help="translate the script or the settings of this framework")
     ] = None,
 ) -> Printed[Files]:
-    """Write a short recipe for your model, with example data to replace by yours; or translate a file."""
+    """Write a short recipe for your model, with example data to replace with yours; or translate a file."""
     if framework is None:
         chosen = known_method(method)
         if model is None:
@@ -157,10 +159,15 @@ def _write(starter: Path, folder: Path, values: dict[str, str]) -> None:
 
 
 def filled(starter: str, values: dict[str, str]) -> str:
-    """Fill the placeholders of a starter."""
+    """Fill the placeholders of a starter; comments keep their column if the values leave room for it."""
     for mark, value in values.items():
-        starter = starter.replace(f"{mark}  ", f"{value:<{len(mark)}}  ").replace(mark, value)  # comments stay in line
+        code = re.compile(rf"{mark}(\S*) +(?=  #)")
+        starter = code.sub(partial(_aligned, value), starter).replace(mark, value)
     return starter
+
+
+def _aligned(value: str, found: re.Match[str]) -> str:
+    return f"{value}{found[1]}".ljust(len(found[0]))
 
 
 def model_source(model: str, folder: Path) -> str:

@@ -159,7 +159,7 @@ def reject(
     candidate: Annotated[str | None, _LOOKED_AT] = None,
     by: Annotated[str | None, typer.Option(metavar="NAME", help="who rejects it; none: the user")] = None,
 ) -> Printed[Rejection]:
-    """Reject the candidate that waits: it is promoted no more."""
+    """Reject the candidate that waits: it cannot be promoted afterwards."""
     store = open_store(store_url())
     expected = _looked_at(store, candidate)
     made = reject_candidate(store, model, by=by or getuser(), reason=reason, expected=expected)

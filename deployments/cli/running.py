@@ -38,7 +38,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="print new lines until the jobs have ended")] = False,
     process: Annotated[Process | None, typer.Option(help="only lines of these processes")] = None,
 ) -> Iterator[Printed[LogLine]]:
-    """Print what the jobs of a run or a stage have printed: driver, ranks and engines.
+    """Print the output of the jobs of a run or a stage: driver, ranks and engines.
 
     Of jobs that the Ray cluster does not know any more, from the store, which has the end of each log.
     """

@@ -66,6 +66,7 @@ def try_stage(
 
 
 def _lines(tried: Tried, kept: datetime | None, store: str) -> Iterator[str]:
+    yield f"artifact {tried.manifest.ref}, for other commands with ALIGNMENT_STORE={store}"
     yield f"result   {tried.folder}"
     if metrics := main_metrics(tried.manifest.metrics):
         yield f"metrics  {metrics}"

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from rlhf_core.config.texts import is_hub_name
 from rlhf_core.errors import RecipeError, one_line, reason_of, shortened
-from rlhf_core.system.paths import resolved, user_path
+from rlhf_core.system.paths import file_problem, resolved, user_path
 
 _NO_COUNTERPART = "it has no counterpart here"
 _DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
@@ -131,8 +131,9 @@ class Given:
         return [f"{name} = {self._shown(name)}: {why[name]}" for name in self._values if name in why]
 
     def _reason(self, name: str) -> str:
-        prefixes = (name, *(f"{name[:i]}." for i, letter in enumerate(name) if letter == "."))
-        return next((self._reasons[each] for each in prefixes if each in self._reasons), _NO_COUNTERPART)
+        prefixes = (f"{name[:i]}." for i, letter in enumerate(name) if letter == ".")
+        names = (name, *prefixes, name.rpartition(".")[2])
+        return next((self._reasons[each] for each in names if each in self._reasons), _NO_COUNTERPART)
 
     def _shown(self, name: str) -> str:
         if _SECRET.search(name):
@@ -224,6 +225,8 @@ class Origin:
 
     def read(self) -> str:
         """Return the file's text. Raises RecipeError."""
+        if problem := file_problem(self.file):
+            raise RecipeError(f"{self.file}: {problem}")
         try:
             return self.file.read_text(encoding="utf-8")
         except OSError as error:

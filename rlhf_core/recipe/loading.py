@@ -63,9 +63,9 @@ def _find(name_or_path: str) -> Path:
     recipes = known_recipes()
     if name_or_path in recipes:
         return recipes[name_or_path]
-    named = f"known by name are {', '.join(recipes)}" if recipes else f"{RECIPES_VARIABLE} names no folder of recipes"
+    known = f"known by name are {', '.join(recipes)}" if recipes else f"set {RECIPES_VARIABLE} to a folder of recipes"
     raise RecipeError(
-        f"unknown recipe `{name_or_path}`{did_you_mean(name_or_path, recipes)}; {named}, or give the path of a "
+        f"unknown recipe `{name_or_path}`{did_you_mean(name_or_path, recipes)}; {known}, or give the path of a "
         ".yaml file"
     )
 

@@ -73,8 +73,8 @@ def compared(config: TextReward, reward: Reward, rows: Sequence[Asked]) -> Compa
         return Comparison()
     first = pairs[0]
     sentence = (
-        f"gives {first.asked.place} {rights[0]:g} for its right answer, {_quoted(first.right)}, and {wrongs[0]:g} for "
-        f"a wrong one, {_quoted(first.wrong)}, and tells none of {len(pairs)} such pairs apart"
+        f"gives {rights[0]:g} for the right answer of {first.asked.place}, {_quoted(first.right)}, and {wrongs[0]:g} "
+        f"for a wrong one, {_quoted(first.wrong)}, and tells none of {len(pairs)} such pairs apart"
     )
     if config.check is None and not isinstance(config, VerifierReward):
         return Comparison(unknown=f"it {sentence}: set `check` to a completion that it takes for right")

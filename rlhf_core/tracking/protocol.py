@@ -47,11 +47,16 @@ class Progress:
     def __str__(self) -> str:
         steps = f"step {self.step} of {self.total}" if self.total > 0 else f"{self.step or ''}"
         parts = [steps, self.phase]
-        parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        parts += [f"{name} {_short(value)}" for name, value in self.metrics.items()]
         if self.seconds_left is not None:
             minutes, seconds = divmod(round(self.seconds_left), 60)
             parts.append(f"{minutes}:{seconds:02d} left")
         return " · ".join(part for part in parts if part)
+
+
+def _short(value: float) -> str:
+    """Format a value in four digits; counts up to a trillion in full."""
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deployments.cli.init import STARTERS, Method, model_source
+from deployments.cli.init import STARTERS, Method, filled, model_source
 from deployments.cli.main import app
 from rlhf_core.pipeline.prepare import check
 from rlhf_core.recipe.loading import load_recipe
@@ -78,6 +78,14 @@ def test_no_starter(tmp_path: Path, name: str, sentence: str) -> None:
     assert done.exit_code == 1
     assert done.output.startswith(f"error: {sentence}")
     assert len(done.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", ["128", "1048576", "12345678"])
+def test_comments_keep_their_column_if_there_is_room(value: str) -> None:
+    starter = "rl:\n  sampling: {max_tokens: ANSWER}    # of an answer\n  steps: 1                          # a few\n"
+    _, filled_in, steps, _ = filled(starter, {"ANSWER": value}).split("\n")
+    assert filled_in.startswith(f"  sampling: {{max_tokens: {value}}}  ")
+    assert (filled_in.index("#") == steps.index("#")) == (len(value) <= 8)
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -195,6 +196,9 @@ def test_sft_and_rl_without_ray_prefect_or_a_server(place: Workplace, tried: tup
     assert output.splitlines()[-1] == "loaded"
     assert place.manifest("rl").metrics["weight_difference"] < 1e-4  # type: ignore[operator]
     assert "metrics  reward" in output
+    assert re.search(
+        r"^artifact rl/[0-9a-f]{12}, for other commands with ALIGNMENT_STORE=\S+/outputs/try$", output, re.M
+    )
     assert not (place.folder / "work").exists() or list((place.folder / "work").iterdir()) == []
 
 

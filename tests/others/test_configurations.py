@@ -71,6 +71,20 @@ def test_a_script_of_trl(folder: Path) -> None:
     checked.call_functions(None)  # with the functions' own code, without the imports of TRL
 
 
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["init", "--from", "trl", str(tmp_path / "a.py"), str(tmp_path / "mine")])
+    assert (done.exit_code, done.output) == (1, f"error: {tmp_path / 'a.py'}: there is no such file\n")
+
+
+def test_an_argument_of_a_trainer_has_its_reason(tmp_path: Path) -> None:
+    script = _trl({}).replace("GRPOTrainer(", "GRPOTrainer(processing_class=tokenizer, ")
+    (tmp_path / "a.py").write_text(script)
+    done = CliRunner().invoke(
+        app, ["init", "--from", "trl", str(tmp_path / "a.py"), str(tmp_path / "mine"), "--model", "a/b"]
+    )
+    assert "GRPOTrainer.processing_class = tokenizer: the tokenizer is the model's\n" in done.output
+
+
 def test_the_reward_functions_of_a_script_are_copied_without_the_rest(folder: Path) -> None:
     translated("trl", "trl/train_grpo.py")
     code = Path("mine/rewards.py").read_text()

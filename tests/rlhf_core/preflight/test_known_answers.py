@@ -43,16 +43,16 @@ def test_a_pattern_that_cuts_every_answer_is_refused() -> None:
     config = verifier(pattern="Answer: ([a-z])")
     rows = asked(("a colour?", "red"), ("another?", "blue"))
     assert compared(config, Verifier(config), rows).problem == (
-        "gives row 0 0 for its right answer, 'Answer: red', and 0 for a wrong one, 'Answer: blue', and tells none of 2 "
-        "such pairs apart: correct it, or the rows' `answer`; or set `check` to a completion that it takes for right, "
-        "with {answer}, or to false"
+        "gives 0 for the right answer of row 0, 'Answer: red', and 0 for a wrong one, 'Answer: blue', and tells none "
+        "of 2 such pairs apart: correct it, or the rows' `answer`; or set `check` to a completion that it takes for "
+        "right, with {answer}, or to false"
     )
 
 
 def test_what_trains_on_wrong_answers_is_refused() -> None:
     config = verifier(weight=-1.0)
     assert compared(config, Verifier(config), asked(*ROWS)).problem.startswith(
-        "gives row 0 1 for its right answer, '4'"
+        "gives 1 for the right answer of row 0, '4'"
     )
 
 
@@ -80,7 +80,7 @@ def test_a_completion_of_ones_own_is_compared() -> None:
     assert "tells none of 3 such pairs apart" in compared(wrong, Verifier(wrong), asked(*ROWS)).problem
 
 
-@pytest.mark.parametrize(("weight", "problem"), [(1.0, ""), (-1.0, "gives row 0 1 for its right answer, '1/2'")])
+@pytest.mark.parametrize(("weight", "problem"), [(1.0, ""), (-1.0, "gives 1 for the right answer of row 0, '1/2'")])
 def test_equivalent_answers_are_compared(weight: float, problem: str) -> None:
     config = verifier(kind="math", weight=weight)
     with closing(Verifier(config)) as math:
@@ -101,7 +101,7 @@ def test_a_solution_in_the_row_is_compared_if_the_recipe_says_so() -> None:
     )
     with closing(Verifier(config)) as code:
         assert compared(config, code, right).unknown == ""
-        assert compared(config, code, wrong).problem.startswith("gives row 0 0 for its right answer, 'x = 1'")
+        assert compared(config, code, wrong).problem.startswith("gives 0 for the right answer of row 0, 'x = 1'")
 
 
 @pytest.mark.parametrize("value", ["four", True])
@@ -113,7 +113,7 @@ def test_a_check_has_the_place_of_the_answer(value: Any) -> None:
 def test_a_job_refuses_what_a_plan_could_not_see() -> None:
     config = verifier(pattern="Answer: ([a-z])")
     rows = asked(("a colour?", "red"), ("another?", "blue"))
-    with pytest.raises(StageError, match=r"^rewards\.exact gives row 0 0 for its right answer"):
+    with pytest.raises(StageError, match=r"^rewards\.exact gives 0 for the right answer of row 0"):
         require_known_answers({"exact": config}, {"exact": RewardOfText(Verifier(config))}, rows, "rewards")
     off = config.model_copy(update={"check": False})
     require_known_answers({"exact": off}, {"exact": RewardOfText(Verifier(off))}, rows, "rewards")
@@ -133,7 +133,9 @@ def test_a_plan_calls_functions_and_verifiers(tmp_path: Path) -> None:
     (note,) = notes(tmp_path, {"own": own}, constant)
     assert note.startswith("no reward was checked with known answers: rl.ppo.rewards.own (it gives")
     assert notes(tmp_path, {"own": own, "exact": {"type": "verifier"}}, constant) == []
-    with pytest.raises(RecipeError, match=r"^rl\.ppo\.rewards\.own gives .* 0\.5 for its right answer, '4', and 0\.5"):
+    with pytest.raises(
+        RecipeError, match=r"^rl\.ppo\.rewards\.own gives 0\.5 for the right answer of .*, '4', and 0\.5"
+    ):
         notes(tmp_path, {"own": {**own, "check": "{answer}"}}, constant)
 
 

@@ -244,6 +244,14 @@ def test_unknown_recipes_name_the_nearest_and_the_shipped() -> None:
         load_recipe(f"{'x' * 300}.yaml")
 
 
+def test_a_name_where_no_recipe_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ALIGNMENT_RECIPES", raising=False)
+    monkeypatch.chdir(tmp_path)
+    remedy = "set ALIGNMENT_RECIPES to a folder of recipes, or give the path of a .yaml file"
+    with pytest.raises(RecipeError, match=rf"^unknown recipe `tiny`; {remedy}$"):
+        load_recipe("tiny")
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [("- a", "this is a list"), ("", "this is empty"), ("a: [", "not valid YAML")],

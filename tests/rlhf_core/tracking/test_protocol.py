@@ -84,6 +84,11 @@ def test_no_line_of_user_code_ends_the_reader(prefix: str, content: object) -> N
         (Progress(0, 4, "start workers", {}, None), "step 0 of 4 · start workers"),
         (Progress(2000, 0, "reading", {"kept": 1976}, None), "2000 · reading · kept 1976"),
         (Progress(0, 0, "publish", {}, None), "publish"),
+        (
+            Progress(12288, 0, "reading", {"kept": 10784, "loss": 1e-5}, None),
+            "12288 · reading · kept 10784 · loss 1e-05",
+        ),
+        (Progress(1, 0, "", {"a": -12345.6, "b": 1e12, "c": math.inf}, None), "1 · a -12346 · b 1e+12 · c inf"),
     ],
 )
 def test_progress_as_text(progress: Progress, text: str) -> None:
