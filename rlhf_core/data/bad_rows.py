@@ -45,7 +45,7 @@ class BadRows:
         read: good and bad rows that were read.
         """
         if self.count == 1:
-            return self.examples[0]
+            return self.examples[0] + ("; correct it, or drop it (the dataset's on_bad_row)" if read > 1 else "")
         shown = list(self._first.items())[:_EXAMPLES]
         parts = []
         for reason, (message, *further) in shown:

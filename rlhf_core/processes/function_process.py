@@ -109,7 +109,9 @@ def check_signature(
     except (TypeError, ValueError) as error:
         takes = f"({', '.join(parameters)})" if parameters else "no arguments"
         others = f" and its options {sorted(options)}" if options else ""
-        hint = "; columns of the data are in `rows`, as rows[i]['answer']" if "rows" in parameters else ""
+        hint = ""
+        if "rows" in parameters:
+            hint = "; columns of the data are in `rows`, as rows[i]['answer'], or as arguments with `form: trl`"
         raise RecipeError(f"{name} must take {takes}{others}, by these names: {why_unfit(error)}{hint}") from error
 
 

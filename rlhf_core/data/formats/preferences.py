@@ -11,7 +11,7 @@ from rlhf_core.chat.encoding import Completion, ended_completion
 from rlhf_core.chat.rendering import Tokenizer
 from rlhf_core.chat.sampled_tokens import sampled_reply
 from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
-from rlhf_core.data.formats.base import Row, RowError, first_trained, reward_number
+from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, first_trained, reward_number
 from rlhf_core.data.formats.messages import (
     BESIDE_MESSAGES,
     MESSAGE_COLUMNS,
@@ -37,6 +37,8 @@ class Preferences(AnsweredFormat):
         rejected: Completion
         if any(isinstance(row.get(side), list | tuple) and len(row[side]) > 1 for side in _SIDES):
             prompt, (chosen, rejected) = _split_prompt(row)
+        elif prompt_column(row) is None and isinstance(row.get("chosen"), str):
+            raise MissingColumnError("prompt", row, ", and `chosen` is no list of messages that begins with it")
         else:
             prompt, (chosen, rejected) = read_answered(row, _SIDES)
         if isinstance(chosen, str) and isinstance(rejected, str) and chosen.strip() == rejected.strip():

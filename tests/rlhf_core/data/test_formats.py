@@ -174,6 +174,12 @@ def test_a_column_called_unused_is_left_out() -> None:
         ("conversations", {"messages": [{"role": "bot", "content": "x"}]}, {}, "`messages[0]` has the role 'bot'"),
         ("conversations", {"messages": [{"role": "user", "content": ""}]}, {}, "`messages[0]` has no text"),
         ("preferences", {"prompt": "a", "chosen": "b"}, {}, "no column `rejected`"),
+        (
+            "preferences",
+            {"chosen": "Human: a", "rejected": "Human: b"},
+            {},
+            "no column `prompt`, and `chosen` is no list of messages that begins with it; it has chosen, rejected",
+        ),
         *(
             ("stepwise", {"input": before, "label": after}, {}, message)
             for before, after, message in [

@@ -278,7 +278,10 @@ def test_it_can_be_sent_to_another_process(context: LocalContext) -> None:
         ("length", "did you mean `lengths`?"),
         ("takes_two", "must take (completions, prompts, rows)"),
         ("other_names", "must take (completions, prompts, rows), by these names"),
-        ("column", "missing a required argument: 'answer'; columns of the data are in `rows`, as rows[i]['answer']"),
+        (
+            "column",
+            "missing a required argument: 'answer'; columns of the data are in `rows`, as rows[i]['answer'], or as",
+        ),
         ("generator", "is a generator, because it has a `yield`: collect the values and return a list"),
         ("Judge", "is a class: give a function, or an object that can be called"),
     ],

@@ -152,7 +152,9 @@ def test_bad_rows_are_dropped_on_request_and_counted_by_reason(tmp_path: Path) -
 
 def test_one_bad_row_is_its_message_and_many_unreadable_ones_end_the_reading(tmp_path: Path) -> None:
     (tmp_path / "one.jsonl").write_text('{"prompt": "a"}\n{\n')
-    with pytest.raises(StageError, match=r"^data\.train: one\.jsonl line 2: not JSON \([^;]*$"):
+    with pytest.raises(
+        StageError, match=r"^data\.train: one\.jsonl line 2: not JSON \([^;]*; correct it, or drop it \("
+    ):
         produce(tmp_path, {"source": files("one.jsonl")}, name="one")
     (tmp_path / "many.jsonl").write_text("{\n" * 1000)
     with pytest.raises(StageError, match=r"^data\.train: 256 bad rows of 256 read: .*\(256 such rows, also many"):
