@@ -45,6 +45,29 @@ PLANS = {
 }  # fmt: skip
 
 
+# 70 B on 2 x 8 GPUs, as docs/operate/scale.md has it: GB of a worker and of each GPU of an engine.
+OF_16 = (
+    *(f"{stage}.placement.workers=16" for stage in ("sft", "rl")), "rl.hybrid=true",
+    *(f"{stage}.rollout={{max_length: 2048, engines: 2, gpus_per_engine: 8, tensor_parallel_size: 8}}"
+      for stage in ("rl", "evaluation")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("setting", "worker"),
+    [("engine.zero_stage=3", 97.5), ("lora={rank: 16}", 26.0), ("engine.offload_optimizer=true", 44.6)],
+)
+def test_70b_on_16_gpus(setting: str, worker: float) -> None:
+    overrides = [f"base.source.revision={'f' * 40}", *OF_16, f"sft.{setting}", f"rl.{setting}"]
+    graph = build_graph(load_recipe("70b-on-32x80gb", overrides), {"torch": "1"})
+    shape = Shape.of(SHAPES["meta-llama/Llama-3.3-70B-Instruct"])
+    assert shape is not None
+    for stage in ("sft", "rl"):
+        need = memory(graph[stage].config, shape)
+        assert (graph[stage].config.reserves().gpus, round(need.worker / GB, 1)) == (16, worker)
+    assert round(memory(graph["rl"].config, shape).engine / GB, 1) == 17.7
+
+
 @pytest.mark.parametrize("recipe", PLANS)
 def test_each_stage_fits_its_gpus(recipe: str) -> None:
     """Ranks and engines that time-share GPUs have them in turn."""
