@@ -70,6 +70,7 @@ class Completion:
     stretches: tuple[Stretch, ...] = ()  # where weights were published while it was sampled; empty: one version
     top_logprobs: Sequence[Mapping[int, float]] = ()  # of the likeliest tokens at each place, if a request wants them
     kept: KeptTokens | None = None  # at each token, if sampling was truncated and the engine returns them
+    temperature: float | None = None  # None: that of the run
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", array("i", self.token_ids))
@@ -85,6 +86,7 @@ class Branch:
     rollout_logprobs: Tensor  # (T,) float32, 0 where `loss_mask` is false
     images: tuple[SequenceImage, ...] = ()  # in the order of its tokens
     kept: KeptTokens | None = None  # as those of a trajectory
+    temperatures: Tensor | None = None  # as those of a trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Trajectory:
     extra: Mapping[str, Any] = field(default_factory=dict)
     branches: tuple[Branch, ...] = ()  # its other sequences, which share its reward
     kept: KeptTokens | None = None  # of T positions, if sampling was truncated: `rollout_logprobs` are of these alone
+    temperatures: Tensor | None = None  # (T,) float32, at which it was sampled; 0: that of the run. None: everywhere 0
 
     @property
     def sequences(self) -> tuple[Trajectory | Branch, ...]:
@@ -174,6 +177,8 @@ class PackedBatch(PickledAsArrays):
     pixels: Pixels | None = field(default=None, metadata=_PER_BATCH)  # as `image_parts`
     # (N, k) int32: the tokens over which probabilities are normalised, filled with NO_TOKEN; None: the whole vocabulary
     kept_tokens: Tensor | None = None
+    # (N,) float32: the temperature at each token in place of that of the run; 0 for that of the run. None: everywhere 0
+    temperatures: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

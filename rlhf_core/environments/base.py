@@ -24,6 +24,8 @@ class Feedback:
     metrics: Mapping[str, float] = field(default_factory=dict)  # summed over the episode, logged as environment/NAME
     max_tokens: int | None = None  # of the next reply; none: `sampling.max_tokens`, which is the most
     stop: Sequence[str] = ()  # texts that end the next reply, beside those of `sampling.stop`
+    temperature: float | None = None  # of the next reply; none: that of the run. A greedy run stays greedy
+    top_p: float | None = None  # likewise; a run with `sampling.top_k` alone can have another than its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Environment(ABC):
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
         """Start the episode of a dataset row, and return its first prompt: messages, or a Feedback with these and
-        `max_tokens` or `stop`.
+        `max_tokens`, `stop`, `temperature` or `top_p`.
 
         seed: of its random generators.
         """

@@ -17,8 +17,8 @@ from rlhf_core.errors import EpisodeError
 from rlhf_core.processes.hosting import EpisodeHost, EpisodeProcess
 from rlhf_core.system.terminal import limited
 
-_ASKED = ("messages", "max_tokens", "stop")
-_FEEDBACK = ("messages", "reward", "done", "max_tokens", "stop")
+_ASKED = ("messages", "max_tokens", "stop", "temperature", "top_p")
+_FEEDBACK = ("messages", "reward", "done", *_ASKED[1:])
 
 
 class FunctionHost(EnvironmentHost):

@@ -17,19 +17,18 @@ from rlhf_core.episodes.rounds import Ask
 from rlhf_core.episodes.shown_images import ShownImages, request_images
 from rlhf_core.episodes.stops import tokens_until_stop, until_stop
 from rlhf_core.episodes.tokens import EpisodeTokens
+from rlhf_core.episodes.turn_sampling import of_reply, sampled_at
 from rlhf_core.errors import EpisodeError
-from rlhf_core.rollout.engine import Request, SamplingParameters, Unfinished
+from rlhf_core.rollout.engine import Request, Unfinished
 from rlhf_core.types import Branch, Prompt, SequenceImage, Trajectory
 
 
 class Calls:
     """The calls of one episode. Implements environments.program.Policy."""
 
-    def __init__(
-        self, rules: EpisodeRules, parameters: SamplingParameters, seed: Callable[[int], int], ask: Ask
-    ) -> None:
+    def __init__(self, rules: EpisodeRules, seed: Callable[[int], int], ask: Ask) -> None:
         """seed: returns the seed of the call with a number; not called if sampling is greedy."""
-        self._rules, self._parameters, self._seed, self._ask = rules, parameters, seed, ask
+        self._rules, self._run, self._seed, self._ask = rules, rules.sampling, seed, ask
         self._begun = 0
         self.completed: list[Call] = []  # in the order in which they ended
 
@@ -43,11 +42,11 @@ class Calls:
 
     @property
     def max_tokens(self) -> int:
-        return self._parameters.max_tokens
+        return self._run.max_tokens
 
     @property
     def temperature(self) -> float:
-        return self._parameters.temperature
+        return self._run.temperature
 
     @property
     def images(self) -> ShownImages | None:
@@ -65,8 +64,12 @@ class Calls:
     ) -> Call:
         """See environments.program.Policy."""
         self._check(prompt, max_tokens, options)
+        try:
+            parameters = of_reply(self._run, options.temperature, options.top_p)
+        except ValueError as error:
+            raise CallError(f"the request has a {error}", "unsupported_parameter") from error
         number, self._begun = self._begun, self._begun + 1
-        parameters = replace(self._parameters, max_tokens=max_tokens or self.max_tokens)
+        parameters = replace(parameters, max_tokens=max_tokens or self.max_tokens)
         seed = self._seed(number) if parameters.temperature else None
         texts = (*parameters.stop, *stop)
         request = Request(
@@ -80,7 +83,7 @@ class Calls:
             completion = await asked
         except RefusedRequestError as error:
             raise CallError(f"no reply of this JSON schema can be sampled: {error}", "invalid_schema") from error
-        ended = until_stop(completion, texts, self.tokenizer)
+        ended = sampled_at(until_stop(completion, texts, self.tokenizer), parameters, self._run)
         call = Call(number, tuple(prompt), ended, messages, images, trained=options.structure is None)
         self.completed.append(call)
         return call
@@ -245,6 +248,7 @@ def trajectory_of(
         turns=len(calls),
         environment_reward=reward,
         environment_metrics={"untrained_replies": float(len(untrained))} if untrained else {},
-        branches=tuple(Branch(*each.tensors(), tuple(each.images), each.kept) for each in others),
+        branches=tuple(Branch(*each.tensors(), tuple(each.images), each.kept, each.temperatures) for each in others),
         kept=main.kept,
+        temperatures=main.temperatures,
     )

@@ -20,10 +20,11 @@ from rlhf_core.data.formats.base import RowError, require_sound
 from rlhf_core.environments import Environment, Feedback, Reply
 from rlhf_core.episodes.shown_images import ShownImages, request_images
 from rlhf_core.episodes.tokens import EpisodeTokens
+from rlhf_core.episodes.turn_sampling import of_reply, sampled_at
 from rlhf_core.errors import AlignmentError, ConversationError, EpisodeError, StageError
 from rlhf_core.processes.user_code import user_error
 from rlhf_core.rewards.base import fits, written
-from rlhf_core.rollout.engine import RequestImage
+from rlhf_core.rollout.engine import RequestImage, SamplingParameters
 from rlhf_core.system.terminal import limited
 from rlhf_core.types import Completion, Prompt, SequenceImage, Stretch, Trajectory
 
@@ -37,7 +38,7 @@ class EpisodeRules:
     tokenizer: Tokenizer
     max_turns: int
     max_length: int  # of an episode, in tokens
-    max_tokens: int  # of a reply
+    sampling: SamplingParameters  # of the run; `max_tokens` is the most of a reply
     environment: str  # its name in messages
     episode_seconds: float | None = None  # that the environment may take in all turns; none: as long as each may take
     images: ShownImages | None = None  # how those of the environment are read; none: it speaks in text alone
@@ -65,8 +66,8 @@ class Episode:
         self._tokens = EpisodeTokens()
         self._shown: tuple[SequenceImage, ...] = ()  # by the environment, behind the prompt
         self._seconds = rules.episode_seconds  # that are left
-        self.max_tokens = rules.max_tokens  # of the next reply
-        self.stop: tuple[str, ...] = ()  # texts that end the next reply, beside those of the run
+        self.sampling = rules.sampling  # of the next reply
+        self.stop: tuple[str, ...] = ()  # texts that end the next reply, beside those of `sampling`
         self.over = False
 
     async def begin(self, seed: int) -> None:
@@ -76,8 +77,7 @@ class Episode:
         """
         messages = await self._called(self._environment.reset(dict(self._prompt.row), seed))
         if isinstance(messages, Feedback):
-            self.max_tokens = self._checked_limit(messages.max_tokens, "reset")
-            self.stop = self._checked_stop(messages.stop, "reset")
+            self._ask_for(messages, "reset")
             messages = messages.messages
         if messages != self._messages:
             self._messages = self._answered = self._checked(messages, "reset")
@@ -113,6 +113,7 @@ class Episode:
         assert not self.over
         rules = self._rules
         text = rules.text(reply.token_ids)
+        reply = sampled_at(reply, self.sampling, rules.sampling)
         self._tokens.add_sampled(reply)
         self._replies.append(reply)
         self._answered = self._messages
@@ -156,6 +157,7 @@ class Episode:
             environment_reward=self._reward,
             environment_metrics=self._metrics,
             kept=self._tokens.kept,
+            temperatures=self._tokens.temperatures,
         )
 
     def _answer(self, reply: str, feedback: Feedback) -> None:
@@ -172,8 +174,7 @@ class Episode:
         if self.num_tokens + len(between) >= self._rules.max_length:
             self.over = self._cut = True  # no room for another reply
             return
-        self.max_tokens = self._checked_limit(feedback.max_tokens, "step")
-        self.stop = self._checked_stop(feedback.stop, "step")
+        self._ask_for(feedback, "step")
         self._tokens.add_given(between)
         self._shown += shown
         self._messages = [*messages, *feedback_messages]
@@ -183,7 +184,7 @@ class Episode:
         rules = self._rules
         written = encode_prompt(rules.tokenizer, self._messages, self._prompt.row.get("tools"))
         token_ids, images = self._with_images(written, self._messages, "reset")
-        room = rules.max_length - rules.max_tokens
+        room = rules.max_length - rules.sampling.max_tokens
         if len(token_ids) > room:
             self._fail(
                 f"reset() returned messages of {len(token_ids)} tokens, more than the {room} that `rollout.max_length` "
@@ -252,8 +253,18 @@ class Episode:
             self._fail(f"{method}() returned a message that cannot be used: {error}")
         return message
 
+    def _ask_for(self, feedback: Feedback, method: str) -> None:
+        """Set how the next reply is sampled, and where it ends."""
+        max_tokens = self._checked_limit(feedback.max_tokens, method)
+        self.stop = self._checked_stop(feedback.stop, method)
+        try:
+            sampling = of_reply(self._rules.sampling, feedback.temperature, feedback.top_p)
+        except ValueError as error:
+            self._fail(f"{method}() returned a {error}")
+        self.sampling = replace(sampling, max_tokens=max_tokens)
+
     def _checked_limit(self, max_tokens: Any, method: str) -> int:
-        most = self._rules.max_tokens
+        most = self._rules.sampling.max_tokens
         if max_tokens is None:
             return most
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or not 1 <= max_tokens <= most:

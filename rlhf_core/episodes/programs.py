@@ -11,7 +11,6 @@ from rlhf_core.episodes.rounds import Ask
 from rlhf_core.episodes.shown_images import row_with_data_urls
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rewards.base import fits, written
-from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.types import Prompt, Trajectory
 
 
@@ -19,7 +18,6 @@ async def play_program(
     program: Program,
     prompt: Prompt,
     rules: EpisodeRules,
-    parameters: SamplingParameters,
     ask: Ask,
     *,
     seed: Callable[[int], int],
@@ -29,7 +27,7 @@ async def play_program(
 
     Raises EpisodeError, with the row, if it fails.
     """
-    calls = Calls(rules, parameters, seed, ask)
+    calls = Calls(rules, seed, ask)
     try:
         outcome = await program.run(row_with_data_urls(prompt), environment_seed, calls)
         if not calls.completed:

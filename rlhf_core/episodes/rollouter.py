@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -115,7 +115,7 @@ class Rollouter:
     async def _play(self, start: Start, parameters: SamplingParameters, ask: Ask) -> Trajectory:
         environments = self._environments.of_row(start.prompt.row)
         rules = EpisodeRules(
-            self._tokenizer, environments.max_turns, self._config.max_length, parameters.max_tokens, environments.name,
+            self._tokenizer, environments.max_turns, self._config.max_length, parameters, environments.name,
             environments.episode_seconds, self._images, self._config.skip_special_tokens,
             self._config.structures_replies,
         )  # fmt: skip
@@ -133,15 +133,14 @@ class Rollouter:
     ) -> Trajectory:
         if isinstance(environment, Program):
             return await play_program(
-                environment, start.prompt, rules, parameters, ask,
+                environment, start.prompt, rules, ask,
                 seed=start.seed, environment_seed=start.environment_seed,
             )  # fmt: skip
         episode = Episode(start.prompt, environment, rules)
         await episode.begin(start.environment_seed)
         while not episode.over:
             seed = start.seed(episode.turns) if parameters.temperature else None
-            of_turn = replace(parameters, max_tokens=episode.max_tokens)
-            reply = await ask(Request(episode.token_ids, of_turn, seed, episode.images))
+            reply = await ask(Request(episode.token_ids, episode.sampling, seed, episode.images))
             await episode.take(until_stop(reply, (*parameters.stop, *episode.stop), self._tokenizer))
         return episode.trajectory()
 

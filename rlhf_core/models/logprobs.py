@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -36,21 +35,33 @@ def chunked_logprobs(
     targets: Tensor,
     *,
     vocabulary: int,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     kept: Tensor | None = None,
     with_entropy: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor | None]:
     """Return log softmax(head(hidden) / temperature)[targets], in float32, and the entropy of each distribution (nats).
 
-    hidden: (M, d); targets: (M,) int64; both results: (M,) float32. kept: (M, k) int32, as `kept_only`: probabilities
-    are of these tokens alone; None: of all. Logits are computed a chunk of rows at a time and, except for the first
+    hidden: (M, d); targets: (M,) int64; both results: (M,) float32. temperature: of all rows, or (M,).
+    kept: (M, k) int32, as `kept_only`: probabilities are of these tokens alone; None: of all.
+    Logits are computed a chunk of rows at a time and, except for the first
     chunks, again in backward. Every rank makes the same calls of `head`, forward and backward, since each is a
     collective under ZeRO-3.
     """
-    chunk = partial(_chunk, head, temperature=temperature, with_entropy=with_entropy)
-    rows = [hidden, targets] if kept is None else [hidden, targets, kept]
-    logprobs, entropy = by_chunks(chunk, rows, [head], vocabulary, chunk_elements, kept=KEPT_CHUNKS)
+    rows = {"hidden": hidden, "targets": targets}
+    if kept is not None:
+        rows["kept"] = kept
+    if isinstance(temperature, Tensor):
+        rows["temperature"] = temperature
+
+    def chunk(*parts: Tensor) -> tuple[Tensor, Tensor]:
+        given = dict(zip(rows, parts, strict=True))
+        return _chunk(
+            head, given["hidden"], given["targets"], given.get("kept"),
+            temperature=given.get("temperature", temperature), with_entropy=with_entropy,
+        )  # fmt: skip
+
+    logprobs, entropy = by_chunks(chunk, [*rows.values()], [head], vocabulary, chunk_elements, kept=KEPT_CHUNKS)
     return logprobs, entropy if with_entropy else None
 
 
@@ -84,7 +95,13 @@ def by_chunks(
 
 
 def _chunk(
-    head: Head, hidden: Tensor, targets: Tensor, kept: Tensor | None = None, *, temperature: float, with_entropy: bool
+    head: Head,
+    hidden: Tensor,
+    targets: Tensor,
+    kept: Tensor | None,
+    *,
+    temperature: float | Tensor,
+    with_entropy: bool,
 ) -> tuple[Tensor, Tensor]:
     logits = head(hidden)
     if kept is not None:
@@ -104,17 +121,21 @@ def kept_only(logits: Tensor, targets: Tensor, kept: Tensor) -> tuple[Tensor, Te
 
 
 def target_logprobs(
-    logits: Tensor, targets: Tensor, *, temperature: float = 1.0, with_entropy: bool = False
+    logits: Tensor, targets: Tensor, *, temperature: float | Tensor = 1.0, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Apply TargetLogprobs."""
     logprobs, entropy = TargetLogprobs.apply(logits, targets, temperature, with_entropy)  # type: ignore[no-untyped-call]
     return logprobs, entropy
 
 
-def log_distribution(logits: Tensor, temperature: float) -> Tensor:
-    """Return log softmax(logits / temperature) in float32, or float64 for float64 logits."""
+def log_distribution(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    """Return log softmax(logits / temperature) in float32, or float64 for float64 logits. temperature: of all rows, or
+    (M,).
+    """
     exact = logits if logits.dtype == torch.float64 else logits.float()
-    if temperature != 1:
+    if isinstance(temperature, Tensor):
+        temperature = temperature.unsqueeze(-1)
+    if isinstance(temperature, Tensor) or temperature != 1:
         # In place only where `exact` is a copy: the logits themselves are the caller's.
         exact = exact / temperature if exact is logits else exact.div_(temperature)
     # Not logit - logsumexp: where logits are large, so is the rounding of that difference.
@@ -127,12 +148,13 @@ class TargetLogprobs(torch.autograd.Function):
 
     The gradient of both in one pass over the logits: softmax minus one-hot, instead of autograd's separate steps
     through `gather`, log-softmax, division and cast. logits: (M, V), of any dtype (float64 stays float64); targets:
-    (M,) int64. Both results: (M,); without entropy the second is the first, without gradient.
+    (M,) int64; temperature: of all rows, or (M,). Both results: (M,); without entropy the second is the first, without
+    gradient.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float | Tensor, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
         distribution = log_distribution(logits, temperature)
         logprobs = distribution.gather(-1, targets.unsqueeze(-1)).squeeze(-1)

@@ -136,14 +136,16 @@ class PolicyModel(CausalModel):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return logprobs (N,) float32, entropy (N,) float32 or None, and `routing_sums` (2, E) of the experts or None.
 
-        Index t is log p(token t | tokens < t) and the entropy of that distribution, which is of the batch's kept tokens
-        if it has some; 0 at the first token of each sequence. only: (N,) bool, the tokens to compute (0 elsewhere): the
-        head runs only on these, and with kept tokens each has some. The routing counts all tokens of sequences with
-        trained ones, so that a `filler` adds nothing to it.
+        temperature: where the batch has none of its own. Index t is log p(token t | tokens < t) and the entropy of that
+        distribution, which is of the batch's kept tokens if it has some; 0 at the first token of each sequence.
+        only: (N,) bool, the tokens to compute (0 elsewhere): the head runs only on these, and with kept tokens each has
+        some. The routing counts all tokens of sequences with trained ones, so that a `filler` adds nothing to it.
         """
         places, hidden, routing = self._predicted(batch, only, with_routing=with_routing)
+        own = None if batch.temperatures is None else batch.temperatures[places]
         logprobs, entropy = chunked_logprobs(
-            self.head, hidden, batch.input_ids[places], vocabulary=self._vocabulary, temperature=temperature,
+            self.head, hidden, batch.input_ids[places], vocabulary=self._vocabulary,
+            temperature=temperature if own is None else own.where(own > 0, temperature),
             kept=None if batch.kept_tokens is None else batch.kept_tokens[places],
             with_entropy=with_entropy, chunk_elements=self._chunk_elements,
         )  # fmt: skip

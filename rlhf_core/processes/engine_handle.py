@@ -43,14 +43,24 @@ class EngineHandle:
         self._reading: Thread | None = None
 
     async def generate(
-        self, token_ids: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] = ()
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        temperature: float | None = None,
+        top_p: float | None = None,
     ) -> Reply:
-        """Sample a completion after the tokens, at the temperature of the run.
+        """Sample a completion after the tokens.
 
         max_tokens: none for `sampling.max_tokens`. stop: the completion ends with the token that completes one of these
-        texts. Raises RefusedCallError beyond the limits of the episode, or of the context.
+        texts. temperature, top_p: none for those of the run; a greedy run stays greedy.
+        Raises RefusedCallError beyond the limits of the episode, or of the context.
         """
-        request = {"token_ids": list(token_ids), "max_tokens": max_tokens, "stop": list(stop)}
+        request = {
+            "token_ids": list(token_ids), "max_tokens": max_tokens, "stop": list(stop), "temperature": temperature,
+            "top_p": top_p,
+        }  # fmt: skip
         return Reply(**await self._request("generate", request))
 
     async def encode(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[int]:

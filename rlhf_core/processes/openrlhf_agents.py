@@ -23,7 +23,7 @@ _ARGUMENTS = ("prompt", "label", "sampling_params", "max_length", "hf_tokenizer"
 _OVER = ("too_many_calls", "context_length_exceeded")  # codes of limits at which an episode ends as it is
 # Settings of vLLM that change the distribution, which is the run's, with the values that do not.
 _UNCHANGED: Mapping[str, Sequence[Any]] = {
-    "top_p": (None, 1.0), "top_k": (None, -1, 0), "min_p": (None, 0.0), "n": (None, 1),
+    "top_k": (None, -1, 0), "min_p": (None, 0.0), "n": (None, 1),
     "presence_penalty": (None, 0.0), "frequency_penalty": (None, 0.0), "repetition_penalty": (None, 1.0),
 }  # fmt: skip
 
@@ -90,7 +90,7 @@ class MultiTurnAgentExecutor(AgentExecutorBase):
 
 @dataclass
 class SamplingParams:
-    """`sampling_params` of an episode. An agent may change `max_tokens` and `stop`."""
+    """`sampling_params` of an episode. An agent may change `max_tokens`, `stop` and `temperature`."""
 
     temperature: float
     max_tokens: int | None = None  # none: the most that the limits allow
@@ -126,18 +126,18 @@ class _Engine:
     replies: list[tuple[list[int], Reply]] = field(default_factory=list)
 
     async def generate(self, prompt_token_ids: Sequence[int], sampling_params: Any) -> _RequestOutput:
-        given = {name: getattr(sampling_params, name, None) for name in (*_UNCHANGED, "temperature")}
-        same = {**_UNCHANGED, "temperature": (None, self.limits["temperature"])}
-        if changed := [name for name, value in given.items() if value not in same[name]]:
+        given = {name: getattr(sampling_params, name, None) for name in _UNCHANGED}
+        if changed := [name for name, value in given.items() if value not in _UNCHANGED[name]]:
             raise ValueError(
                 f"sampling_params.{changed[0]} is {given[changed[0]]!r}: the run trains on the log-probs of its own "
-                "`sampling`; change `max_tokens` and `stop` alone"
+                "`sampling`; change `max_tokens`, `stop`, `temperature` and `top_p` alone"
             )
         asked, most = sampling_params.max_tokens, self.limits["max_tokens"]
         stop = getattr(sampling_params, "stop", None) or ()
         reply = await self.handle.generate(
             prompt_token_ids, max_tokens=None if asked is None else min(asked, most),
             stop=[stop] if isinstance(stop, str) else stop,
+            temperature=getattr(sampling_params, "temperature", None), top_p=getattr(sampling_params, "top_p", None),
         )  # fmt: skip
         self.replies.append((list(prompt_token_ids), reply))
         pairs = zip(reply.token_ids, reply.logprobs, strict=True)

@@ -36,6 +36,7 @@ def pack_trajectories(
         process_rewards=_joined([t.step_rewards for t in trajectories]),
         step_ends=_joined([t.step_ends for t in trajectories]),
         kept_tokens=_kept_tokens(sequences) if truncated else None,
+        temperatures=_temperatures(sequences),
     )
     images = [
         each for t in trajectories for each in (t.prompt.images + t.feedback_images, *(b.images for b in t.branches))
@@ -52,15 +53,29 @@ def pack_hinted(trajectories: Sequence[Trajectory]) -> PackedBatch | None:
         return None
     if any(trajectory.branches for trajectory in trajectories):
         raise ValueError("a hint stands before one sequence, but an episode has several")
-    sequences, masks = [], []
+    sequences, masks, temperatures = [], [], []
     kept: list[KeptTokens] = []
     for trajectory in trajectories:
         hinted, prompt_length = torch.tensor(trajectory.prompt.hinted_ids), len(trajectory.prompt.token_ids)
         sequences.append(torch.cat([hinted, trajectory.token_ids[prompt_length:]]))
         masks.append(torch.cat([torch.zeros_like(hinted, dtype=torch.bool), trajectory.loss_mask[prompt_length:]]))
+        temperatures.append(torch.cat([torch.zeros(len(hinted)), _temperatures_of(trajectory)[prompt_length:]]))
         if trajectory.kept is not None:
             kept += [KeptTokens.nowhere(len(hinted)), trajectory.kept.after(prompt_length)]
-    return replace(pack(sequences, masks), kept_tokens=KeptTokens.joined(kept).dense() if kept else None)
+    packed = replace(pack(sequences, masks), kept_tokens=KeptTokens.joined(kept).dense() if kept else None)
+    differ = any(trajectory.temperatures is not None for trajectory in trajectories)
+    return replace(packed, temperatures=torch.cat(temperatures)) if differ else packed
+
+
+def _temperatures(sequences: Sequence[Trajectory | Branch]) -> Tensor | None:
+    """Return the temperatures of all sequences, (N,) float32; None if all are those of the run."""
+    if all(s.temperatures is None for s in sequences):
+        return None
+    return torch.cat([_temperatures_of(s) for s in sequences])
+
+
+def _temperatures_of(sequence: Trajectory | Branch) -> Tensor:
+    return torch.zeros(sequence.token_ids.numel()) if sequence.temperatures is None else sequence.temperatures
 
 
 def _kept_tokens(sequences: Sequence[Trajectory | Branch]) -> Tensor:

@@ -15,7 +15,7 @@ from rlhf_core.types import Branch, Prompt, Stretch, Trajectory
 
 _TENSORS = {
     "token_ids": torch.int64, "loss_mask": torch.bool, "rollout_logprobs": torch.float32,
-    "step_rewards": torch.float32, "step_ends": torch.bool,
+    "step_rewards": torch.float32, "step_ends": torch.bool, "temperatures": torch.float32,
 }  # fmt: skip
 
 

@@ -66,8 +66,8 @@ def play(tokenizer: Tokenizer) -> Iterator[Play]:
     ) -> Trajectory:
         if (file, function) not in hosts:
             hosts[file, function] = host(tokenizer, file, function, form, **settings)
-        rules = EpisodeRules(tokenizer, TURNS, 1500, REPLY, file)
         sampling = SamplingParameters(1.0, 1.0, REPLY, stop_token_ids(tokenizer))
+        rules = EpisodeRules(tokenizer, TURNS, 1500, sampling, file)
         said = iter(replies)
 
         async def ask(request: Request) -> Completion:
@@ -78,7 +78,7 @@ def play(tokenizer: Tokenizer) -> Iterator[Play]:
             program = hosts[file, function].new()
             try:
                 prompt = Prompt("row", "a?", (1,), whole)
-                return await play_program(program, prompt, rules, sampling, ask, seed=lambda n: n, environment_seed=0)
+                return await play_program(program, prompt, rules, ask, seed=lambda n: n, environment_seed=0)
             finally:
                 program.close()
 
@@ -118,11 +118,18 @@ def test_an_executor_of_openrlhf_plays_on_tokens(play: Play, tokenizer: Tokenize
     assert tokenizer.decode(made.token_ids[made.loss_mask]) == "x<eos>b<eos>"
 
 
+def test_an_agent_of_openrlhf_chooses_the_temperature_of_its_next_turns(play: Play) -> None:
+    made = play("openrlhf_agent.py", "Cooler", "openrlhf", ["x", "y", "b"], {"answer": "b"})
+    assert made.temperatures is not None
+    by_turn = made.temperatures[made.loss_mask].tolist()
+    assert by_turn == pytest.approx([0.0] * 2 + [0.1] * 4)
+
+
 @pytest.mark.parametrize(
     ("file", "function", "problem"),
     [
         ("openrlhf_executor.py", "Inventor", r"action_ranges has \(0, 3\), whose tokens the engine did not sample"),
-        ("openrlhf_agent.py", "Warmer", r"sampling_params\.temperature is 0\.1: the run trains on the log-probs"),
+        ("openrlhf_agent.py", "Penalising", r"sampling_params\.repetition_penalty is 1\.1: the run trains on"),
     ],
 )
 def test_what_was_not_sampled_as_the_run_samples_fails(play: Play, file: str, function: str, problem: str) -> None:

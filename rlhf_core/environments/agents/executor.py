@@ -11,7 +11,7 @@ from rlhf_core.chat.special_tokens import token_ids
 from rlhf_core.config.environments.environments import ExecutorEnvironment
 from rlhf_core.contract import StageContext
 from rlhf_core.environments.agents.hosted_program import ProcessProgram, ProgramHost
-from rlhf_core.environments.agents.program import CallError, Outcome, Policy, outcome_of
+from rlhf_core.environments.agents.program import CallError, CallOptions, Outcome, Policy, outcome_of
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.processes.hosting import EpisodeProcess
 
@@ -69,8 +69,9 @@ async def _answered(policy: Policy, method: str, **arguments: Any) -> Any:
     match method:
         case "generate":
             call = await policy.generate(
-                arguments["token_ids"], max_tokens=arguments["max_tokens"], stop=arguments["stop"]
-            )
+                arguments["token_ids"], max_tokens=arguments["max_tokens"], stop=arguments["stop"],
+                options=CallOptions(temperature=arguments["temperature"], top_p=arguments["top_p"]),
+            )  # fmt: skip
             completion = call.completion
             return {
                 "number": call.number, "token_ids": list(completion.token_ids), "logprobs": list(completion.logprobs),

@@ -41,6 +41,8 @@ class CallOptions:
 
     structure: str | None = None  # JSON schema that the reply must have; such a reply is not trained
     top_logprobs: int = 0  # the likeliest tokens at each place, whose log-probs are returned too
+    temperature: float | None = None  # none: that of the run. A greedy run stays greedy
+    top_p: float | None = None  # likewise
     heard: Callable[[Unfinished], None] | None = None  # called with the tokens so far, while the reply is sampled
 
 
@@ -83,7 +85,7 @@ class Policy(Protocol):
 
     @property
     def temperature(self) -> float:
-        """Temperature of all completions; 0: greedy."""
+        """Temperature of completions that ask for no other; 0: all are greedy."""
 
     @property
     def images(self) -> Images | None:

@@ -37,10 +37,19 @@ class AgentExecutor(MultiTurnAgentExecutor):
         super().__init__(AgentInstance)
 
 
-class Warmer(AgentInstance):
-    """Wants another temperature in its second turn."""
+class Cooler(AgentInstance):
+    """Wants another temperature from its second turn on."""
 
     async def step(self, states: dict, **kwargs) -> dict[str, Any]:
         answer = await super().step(states, **kwargs)
         answer["sampling_params"].temperature = 0.1
+        return answer
+
+
+class Penalising(AgentInstance):
+    """Wants a distribution that is not the policy's."""
+
+    async def step(self, states: dict, **kwargs) -> dict[str, Any]:
+        answer = await super().step(states, **kwargs)
+        answer["sampling_params"].repetition_penalty = 1.1
         return answer

@@ -79,9 +79,9 @@ def policy(
         return whole
 
     rules = EpisodeRules(
-        tokenizer, turns, max_length, MOST_TOKENS, "agent", images=images, structures_replies=structures
+        tokenizer, turns, max_length, parameters, "agent", images=images, structures_replies=structures
     )
-    return Calls(rules, parameters, lambda n: n, ask)
+    return Calls(rules, lambda n: n, ask)
 
 
 def completed(tokenizer: Tokenizer, text: str, most: int = MOST_TOKENS) -> Completion:

@@ -339,7 +339,7 @@ def test_messages_say_why_they_end(tokenizer: Tokenizer) -> None:
         ({"previous_response_id": "resp_9"}, "this episode has no response 'resp_9'"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice is {'type': 'allowed_tools'}"),
         ({"input": []}, "input is empty"),
-        ({"temperature": 0.3}, "temperature is 0.3, but this run samples at 1"),
+        ({"temperature": 0}, "the request has a temperature of 0.0; replies are sampled at 0.01 to 2"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

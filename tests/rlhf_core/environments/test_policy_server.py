@@ -199,8 +199,8 @@ def test_calls_of_tools(tokenizer: Tokenizer, stream: bool) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"temperature": 0.5}, "temperature is 0.5, but this run samples at 1"),
-        ({"top_p": 0.9}, "top_p is 0.9, which this server does not do"),
+        ({"temperature": 0}, "the request has a temperature of 0.0; replies are sampled at 0.01 to 2"),
+        ({"top_p": 0.9}, "the request has a top_p of 0.9, but this run samples from all tokens"),
         ({"logit_bias": {"3": 1}}, "logit_bias is {'3': 1}"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs: Input should be less than or equal to 20"),
         ({"response_format": {"type": "json_object"}}, "is sampled from another distribution than the policy's"),
@@ -245,6 +245,17 @@ def test_what_changes_nothing_is_ignored(tokenizer: Tokenizer) -> None:
     given = {"seed": 7, "user": "x", "temperature": 1, "top_p": 1.0, "presence_penalty": 0.0, "tool_choice": "none"}
     play(made, lambda client: chat(client, QUESTION, tools=[TOOL], **given))
     assert tokenizer.decode(made.completed[0].prompt) == "<user>user:a?<assistant>"
+
+
+def test_a_temperature_is_that_of_its_reply_alone(tokenizer: Tokenizer) -> None:
+    made = policy(tokenizer, lambda prompt: "a")
+
+    async def agent(client: AsyncOpenAI) -> None:
+        await chat(client, QUESTION, temperature=0.5)
+        await chat(client, QUESTION)
+
+    play(made, agent)
+    assert [call.completion.temperature for call in made.completed] == [0.5, None]
 
 
 def test_a_call_beyond_the_last_is_refused(tokenizer: Tokenizer) -> None:

@@ -58,8 +58,8 @@ def executors() -> Iterator[ExecutorHost]:
 
 def play(environments: Any, tokenizer: Tokenizer, *answers: str) -> list[Trajectory | str]:
     """Side by side, of a row for each answer: the trajectory, or the error's text."""
-    rules = EpisodeRules(tokenizer, TURNS, 200, MOST_TOKENS, environments.name)
     sampling = SamplingParameters(1.0, 1.0, MOST_TOKENS, stop_token_ids(tokenizer))
+    rules = EpisodeRules(tokenizer, TURNS, 200, sampling, environments.name)
 
     async def ask(request: Request) -> Completion:
         prompt = str(tokenizer.decode(list(request.prompt)))
@@ -74,7 +74,7 @@ def play(environments: Any, tokenizer: Tokenizer, *answers: str) -> list[Traject
         row = {"id": answer, "prompt": [{"role": "user", "content": "a?"}], "answer": answer}
         try:
             return await play_program(
-                program, Prompt(answer, "a?", (1,), row), rules, sampling, ask, seed=lambda n: n, environment_seed=0
+                program, Prompt(answer, "a?", (1,), row), rules, ask, seed=lambda n: n, environment_seed=0
             )
         except EpisodeError as error:
             return str(error)

@@ -177,8 +177,8 @@ def played(program_stop: Sequence[str], run_stop: tuple[str, ...]) -> Completion
     async def ask(request: Request) -> Completion:
         return completion([1, 2, 3, 4])
 
-    rules = EpisodeRules(LETTERS, 3, 20, 8, "a program")
-    calls = Calls(rules, replace(SAMPLING, stop=run_stop), lambda number: number, ask)
+    rules = EpisodeRules(LETTERS, 3, 20, replace(SAMPLING, stop=run_stop), "a program")
+    calls = Calls(rules, lambda number: number, ask)
     return asyncio.run(calls.generate([1], stop=program_stop)).completion
 
 
@@ -187,7 +187,7 @@ def calls_of(asked: list[Request], **changes: Any) -> Calls:
         asked.append(request)
         return completion([1, 2, 0])
 
-    return Calls(EpisodeRules(LETTERS, 2, 8, 6, "it"), SAMPLING, lambda number: 70 + number, ask)
+    return Calls(EpisodeRules(LETTERS, 2, 8, replace(SAMPLING, **changes), "it"), lambda number: 70 + number, ask)
 
 
 def test_each_call_has_its_own_seed_and_leaves_its_record() -> None:
@@ -271,11 +271,9 @@ def test_a_program_trains_its_free_replies_alone() -> None:
         return completion([4, 0] if request.structure else [5, 0])
 
     def play(free: int) -> Trajectory:
-        rules = EpisodeRules(LETTERS, 3, 20, 8, "a program", skip_special_tokens=True, structures_replies=True)
+        rules = EpisodeRules(LETTERS, 3, 20, SAMPLING, "a program", skip_special_tokens=True, structures_replies=True)
         prompt = Prompt("row", "text", (9,), {"prompt": []})
-        playing = play_program(
-            Structuring(free), prompt, rules, SAMPLING, ask, seed=lambda number: number, environment_seed=0
-        )
+        playing = play_program(Structuring(free), prompt, rules, ask, seed=lambda number: number, environment_seed=0)
         return asyncio.run(playing)
 
     made = play(1)

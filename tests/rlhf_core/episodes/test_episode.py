@@ -25,6 +25,7 @@ from rlhf_core.episodes.episode import Episode, EpisodeRules
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.types import Completion, Trajectory
@@ -68,6 +69,9 @@ def user(text: str, **more: Any) -> Feedback:
     return Feedback([{"role": "user", "content": text}], **more)
 
 
+SAMPLING = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=4, stop_token_ids=())
+
+
 class Begun(Episode):
     """An episode that a test plays without an event loop."""
 
@@ -79,7 +83,7 @@ def episode(
     environment: Environment, tokenizer: PreTrainedTokenizerFast = WORDS, max_turns: int = 3, max_length: int = 64
 ) -> Begun:
     (prompt,) = to_prompts([ROW], tokenizer, max_tokens=60)
-    rules = EpisodeRules(tokenizer, max_turns, max_length, 4, "says")
+    rules = EpisodeRules(tokenizer, max_turns, max_length, SAMPLING, "says")
     begun = Begun(prompt, environment, rules)
     asyncio.run(begun.begin(seed=0))
     return begun
@@ -250,16 +254,50 @@ def test_an_environment_bounds_the_next_reply() -> None:
             return Feedback(row["prompt"], max_tokens=2)
 
     ours = episode(Asks(user("no", max_tokens=1), user("no"), Feedback(done=True)))
-    limits = [ours.max_tokens]
+    limits = [ours.sampling.max_tokens]
     for _ in range(2):
         ours.hear(reply(WORDS, "x"))
-        limits.append(ours.max_tokens)
+        limits.append(ours.sampling.max_tokens)
     assert limits == [2, 1, 4]
     for bad in (0, 5, True, 1.0, "2"):
         with pytest.raises(
             EpisodeError, match=r"turn 1: step\(\) returned max_tokens=.*, expected an integer from 1 to the 4"
         ):
             episode(Says(user("no", max_tokens=bad))).hear(reply(WORDS, "x"))
+
+
+def test_an_environment_chooses_the_sampling_of_the_next_reply() -> None:
+    class Asks(Says):
+        async def reset(self, row: Mapping[str, Any], seed: int) -> Feedback:
+            return Feedback(row["prompt"], temperature=0.5)
+
+    ours = episode(Asks(user("no", temperature=2), user("no"), Feedback(done=True)))
+    temperatures = []
+    for _ in range(3):
+        temperatures.append(ours.sampling.temperature)
+        ours.hear(reply(WORDS, "x"))
+    assert temperatures == [0.5, 2.0, 1.0]
+    made = ours.trajectory()
+    assert made.temperatures is not None
+    assert made.temperatures[made.loss_mask].tolist() == [0.5] * 2 + [2.0] * 2 + [0.0] * 2
+    assert not made.temperatures[~made.loss_mask].any()
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"temperature": 0}, r"temperature of 0; replies are sampled at 0\.01 to 2"),
+        ({"temperature": 2.1}, r"temperature of 2\.1; "),
+        ({"temperature": True}, "temperature of True; "),
+        ({"temperature": float("nan")}, "temperature of nan; "),
+        ({"top_p": 0}, "top_p of 0; it is a share above 0, up to 1"),
+        ({"top_p": "1"}, "top_p of '1'; "),
+        ({"top_p": 0.9}, r"top_p of 0\.9, but this run samples from all tokens: set `sampling\.top_k`"),
+    ],
+)
+def test_a_reply_that_cannot_be_sampled_fails(asked: dict[str, Any], problem: str) -> None:
+    with pytest.raises(EpisodeError, match=rf"turn 1: step\(\) returned a {problem}"):
+        episode(Says(user("no", **asked))).hear(reply(WORDS, "x"))
 
 
 def test_the_engine_is_asked_for_no_more_than_the_environment_wants() -> None:
@@ -321,7 +359,7 @@ def test_an_environment_may_take_so_many_seconds_in_all_turns_together() -> None
 
     def play(*replies: str, seconds: float) -> None:
         (prompt,) = to_prompts([ROW], WORDS, max_tokens=60)
-        ours = Episode(prompt, Waits(), EpisodeRules(WORDS, 9, 64, 4, "waits", seconds))
+        ours = Episode(prompt, Waits(), EpisodeRules(WORDS, 9, 64, SAMPLING, "waits", seconds))
 
         async def played() -> None:
             await ours.begin(0)

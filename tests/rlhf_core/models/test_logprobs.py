@@ -17,14 +17,15 @@ pytestmark = pytest.mark.parts
 VOCABULARY = 17
 
 
-def plain(head: nn.Linear, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logprobs = torch.log_softmax(head(hidden).float() / temperature, dim=-1)
+def plain(head: nn.Linear, hidden: Tensor, targets: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    each = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
+    logprobs = torch.log_softmax(head(hidden).float() / each, dim=-1)
     return logprobs.gather(-1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
 @pytest.mark.parametrize("chunk_elements", [1, VOCABULARY * 4, VOCABULARY * 1000])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_values_and_gradients_equal_plain_ones(chunk_elements: int, temperature: float) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7, torch.linspace(0.3, 1.9, 11)], ids=["1", "0.7", "of each row"])
+def test_values_and_gradients_equal_plain_ones(chunk_elements: int, temperature: float | Tensor) -> None:
     torch.manual_seed(0)
     head = nn.Linear(8, VOCABULARY, bias=False)
     hidden = torch.randn(11, 8, requires_grad=True)

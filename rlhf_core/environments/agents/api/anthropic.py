@@ -35,7 +35,6 @@ class ToolChoice(Part):
 class CountRequest(ApiRequest):
     ignored: ClassVar[frozenset[str]] = frozenset({"metadata", "service_tier", "cache_control"})
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "top_p": (1,),
         "top_k": (0, -1),
         "thinking": ({"type": "disabled"},),
     }
@@ -64,7 +63,13 @@ class MessagesRequest(CountRequest):
     def wanted(self, session: Session) -> Wanted:
         wanted = super().wanted(session)
         most = min(self.max_tokens, session.policy.max_tokens)  # it must be given, and clients know no limit of a run
-        return replace(wanted, max_tokens=most, stop=self.stop_sequences)
+        return replace(
+            wanted,
+            max_tokens=most,
+            stop=self.stop_sequences,
+            temperature=self.temperature,
+            top_p=self.top_p,
+        )
 
 
 def anthropic_error(error: RequestError) -> dict[str, Any]:
@@ -73,7 +78,7 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
 
 
 async def answer_messages(session: Session, request: web.Request) -> web.StreamResponse:
-    asked = read_request(await request.read(), MessagesRequest, session.policy.temperature)
+    asked = read_request(await request.read(), MessagesRequest)
     if asked.stream:
         return await stream(request, _events(session, asked), _failed)
     (answer,) = await answers_to(session, asked.wanted(session))
@@ -84,7 +89,7 @@ async def answer_messages(session: Session, request: web.Request) -> web.StreamR
 
 
 async def answer_count(session: Session, request: web.Request) -> web.StreamResponse:
-    wanted = read_request(await request.read(), CountRequest, session.policy.temperature).wanted(session)
+    wanted = read_request(await request.read(), CountRequest).wanted(session)
     prompt = Conversations(session.policy.tokenizer, session.policy.images).ask(wanted.messages, wanted.tools)
     return web.json_response({"input_tokens": len(prompt.token_ids)})
 

@@ -27,7 +27,7 @@ IGNORED = frozenset({
 })  # fmt: skip
 # The one value that each may have: log-probs of another distribution than the policy's could not be trained on.
 ONLY: Mapping[str, tuple[Any, ...]] = {
-    "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "frequency_penalty": (0,), "presence_penalty": (0,),
+    "top_k": (0, -1), "min_p": (0,), "frequency_penalty": (0,), "presence_penalty": (0,),
     "repetition_penalty": (1,), "logit_bias": ({},), "best_of": (1,), "echo": (False,), "modalities": (["text"],),
 }  # fmt: skip
 LAST_EVENT = b"data: [DONE]\n\n"
@@ -68,6 +68,8 @@ class ChatRequest(ApiRequest):
             max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
             stop=self.stop,
             top_logprobs=self.top_logprobs if self.logprobs else 0,
+            temperature=self.temperature,
+            top_p=self.top_p,
         )
 
 
@@ -104,7 +106,7 @@ def failed(error: RequestError) -> bytes:
 
 
 async def answer_chat(session: Session, request: web.Request) -> web.StreamResponse:
-    chat = read_request(await request.read(), ChatRequest, session.policy.temperature)
+    chat = read_request(await request.read(), ChatRequest)
     if chat.stream:
         return await stream(request, _events(session, chat), failed)
     wanted = chat.wanted(session)

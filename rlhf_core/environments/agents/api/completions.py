@@ -28,6 +28,7 @@ from rlhf_core.environments.agents.api.replies import Answer
 from rlhf_core.environments.agents.api.sessions import Session
 from rlhf_core.environments.agents.api.sse import event, stream
 from rlhf_core.environments.agents.api.text_deltas import until_any
+from rlhf_core.environments.agents.program import CallOptions
 
 
 class TextRequest(ApiRequest):
@@ -50,7 +51,7 @@ class TokenizeRequest(ApiRequest):
 
 
 async def answer_text(session: Session, request: web.Request) -> web.StreamResponse:
-    text = read_request(await request.read(), TextRequest, session.policy.temperature)
+    text = read_request(await request.read(), TextRequest)
     if text.stream:
         return await stream(request, _events(session, text), failed)
     return web.json_response(_completion(session, text, await _answers(session, text)))
@@ -61,7 +62,8 @@ async def _answers(session: Session, text: TextRequest) -> list[Answer]:
     prompt = token_ids(policy.tokenizer, text.prompt) if isinstance(text.prompt, str) else text.prompt
 
     async def one() -> Answer:
-        call = await policy.generate(prompt, max_tokens=text.max_tokens, stop=text.stop)
+        options = CallOptions(temperature=text.temperature, top_p=text.top_p)
+        call = await policy.generate(prompt, max_tokens=text.max_tokens, stop=text.stop, options=options)
         written = decode_completion(policy.tokenizer, call.completion.token_ids)
         return Answer(call, until_any(written, text.stop))
 
@@ -107,7 +109,7 @@ def _logprobs(session: Session, answer: Answer) -> dict[str, Any]:
 
 async def answer_tokenize(session: Session, request: web.Request) -> web.StreamResponse:
     policy = session.policy
-    parameters = read_request(await request.read(), TokenizeRequest, policy.temperature)
+    parameters = read_request(await request.read(), TokenizeRequest)
     if (parameters.messages is None) == (parameters.prompt is None):
         raise RequestError("give one of `prompt` and `messages`", "prompt")
     if parameters.prompt is not None:

@@ -31,13 +31,15 @@ class ApiRequest(Part):
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # the values that a parameter may have, which change nothing
 
     model: str = POLICY
+    temperature: float | None = None  # none: that of the run
+    top_p: float | None = None  # likewise
 
 
 R = TypeVar("R", bound=ApiRequest)
 
 
-def read_request(body: bytes, kind: type[R], temperature: float) -> R:
-    """Parse a request. temperature: of the run. Raises RequestError, which names the unsupported part."""
+def read_request(body: bytes, kind: type[R]) -> R:
+    """Parse a request. Raises RequestError, which names the unsupported part."""
     try:
         parameters = json.loads(body)
     except ValueError as error:
@@ -45,12 +47,6 @@ def read_request(body: bytes, kind: type[R], temperature: float) -> R:
     if not isinstance(parameters, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
     wanted = {name: value for name, value in parameters.items() if value is not None and name not in kind.ignored}
-    if "temperature" in wanted and (requested := wanted.pop("temperature")) != temperature:
-        raise RequestError(
-            f"temperature is {requested!r}, but this run samples at {temperature:g}, and trains on the log-probs of "
-            "that: leave it out",
-            "temperature",
-        )
     for name, values in kind.only.items():
         if name in wanted and (value := wanted.pop(name)) not in values:
             raise RequestError(f"{name} is {value!r}, which this server does not do: leave it out", name)

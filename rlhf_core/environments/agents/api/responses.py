@@ -40,7 +40,7 @@ class ResponsesRequest(ApiRequest):
         "user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "prompt_cache_retention",
         "reasoning",
     })  # fmt: skip
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {"top_p": (1,), "background": (False,), "truncation": ("disabled",)}
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {"background": (False,), "truncation": ("disabled",)}
 
     input: str | list[dict[str, Any]]
     instructions: str = ""
@@ -88,6 +88,8 @@ class ResponsesRequest(ApiRequest):
             schema=schema_of(self.text.format),
             max_tokens=self.max_output_tokens,
             top_logprobs=self.top_logprobs if self.with_logprobs else 0,
+            temperature=self.temperature,
+            top_p=self.top_p,
         )
 
 
@@ -106,7 +108,7 @@ def _choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[bool, list
 
 
 async def answer_responses(session: Session, request: web.Request) -> web.StreamResponse:
-    asked = read_request(await request.read(), ResponsesRequest, session.policy.temperature)
+    asked = read_request(await request.read(), ResponsesRequest)
     if asked.stream:
         return await stream(request, _events(session, asked), failed)
     conversation = asked.conversation(session)
@@ -145,11 +147,11 @@ def _empty(session: Session, asked: ResponsesRequest) -> dict[str, Any]:
         "output": [],
         "parallel_tool_calls": asked.parallel_tool_calls,
         "previous_response_id": asked.previous_response_id,
-        "temperature": session.policy.temperature,
+        "temperature": session.policy.temperature if asked.temperature is None else asked.temperature,
         "text": {"format": asked.text.format},
         "tool_choice": asked.tool_choice,
         "tools": asked.tools,
-        "top_p": 1.0,
+        "top_p": 1.0 if asked.top_p is None else asked.top_p,
         "usage": None,
     }
 

@@ -24,6 +24,8 @@ class Wanted:
     max_tokens: int | None = None
     stop: Sequence[str] = ()
     top_logprobs: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
 
     @property
     def structure(self) -> str | None:
