@@ -35,8 +35,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def loop_on_a_schedule(place: Place, client: SyncPrefectClient, folder: Path, rounds: int) -> None:
     """The first round is killed in its DPO; of more rounds, each after it in a stage drawn at random."""
-    # Slowly in many rounds: a model that always says the letter has no pairs.
-    recipe = str(write_loop_recipe(folder / "letters", learning_rate=3e-3 if rounds < 5 else 5e-4))
+    # As far in many rounds as in few: a model that always says the letter has no pairs, and gets no worse in one round.
+    recipe = str(write_loop_recipe(folder / "letters", learning_rate=min(3e-3, 0.01 / rounds)))
     store = open_store(place.environment["ALIGNMENT_STORE"])
     loop = Rounds(store, "letters")
     scheduled = command("schedule", recipe, "--every", _EVERY)
@@ -59,7 +59,7 @@ def loop_on_a_schedule(place: Place, client: SyncPrefectClient, folder: Path, ro
         by_hand = command("loop", recipe, change, "--rounds", "1")
         assert by_hand.returncode == 0, by_hand.stderr
     *_, without_pairs, worse = ends = loop.ends()
-    assert (without_pairs.verdict, worse.verdict) == ("skipped", "refused")
+    assert (without_pairs.verdict, worse.verdict) == ("skipped", "refused"), f"{without_pairs.reason}; {worse.reason}"
     assert "no prompt has two different completions whose rewards are more than 5 apart" in without_pairs.reason
     assert read_alias(store, "letters", "accepted") == before
     assert [end.number for end in ends] == list(range(1, len(ends) + 1))
