@@ -40,6 +40,13 @@ USED_OTHERWISE = {
     "DistillationConfig.teacher": "its properties `teacher_engine` and `stored_inputs` are read",
     "TeacherConfig.engine": "DistillationConfig.teacher_engine returns it",
     "ModelGateConfig.approval": "read_gate reads it from the manifest of the gate",
+    "ProcessRewardModelConfig.form": "in_token_form is read",
+    **dict.fromkeys(
+        (f"BenchmarkConfig.{name}" for name in (
+            "num_fewshot", "limit", "apply_chat_template", "max_tokens", "long_prompts", "requests_per_call",
+        )),
+        "the harness's process gets them as a mapping",
+    ),
     "PPOConfig.critic": "AlgorithmConfig.critic_settings returns it",
     **dict.fromkeys(
         ("ReferenceConfig.engine", "PairReferenceConfig.engine"), "ReferencedConfig.reference_engine returns them"
