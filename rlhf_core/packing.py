@@ -80,13 +80,14 @@ def _with_own_tiles(batch: B) -> B:
     if parts is None or pixels is None:
         return batch
     is_image = parts >= 0
-    tiles = (parts[is_image] // pixels.tokens_per_tile).unique()
+    of_parts = pixels.tile_of(parts[is_image])
+    tiles = of_parts.unique()
     if not len(tiles):
         return replace(batch, image_parts=None, pixels=None)
-    places = torch.searchsorted(tiles, parts.clamp_min(0) // pixels.tokens_per_tile)
-    moved = places * pixels.tokens_per_tile + parts % pixels.tokens_per_tile
-    chosen = replace(pixels, values=pixels.values[tiles], mask=pixels.mask[tiles])
-    return replace(batch, image_parts=torch.where(is_image, moved, -1), pixels=chosen)
+    chosen = pixels.select(tiles)
+    moved = parts.clone()
+    moved[is_image] += chosen.first_parts()[torch.searchsorted(tiles, of_parts)] - pixels.first_parts()[of_parts]
+    return replace(batch, image_parts=moved, pixels=chosen)
 
 
 def select_sequences(batch: PackedBatch, sequences: Sequence[int]) -> PackedBatch:

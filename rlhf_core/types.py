@@ -146,17 +146,50 @@ def sequence_ids(sequence_lengths: Tensor, num_tokens: int | None = None) -> Ten
 
 @dataclass(frozen=True)
 class Pixels(PickledAsArrays):
-    """The images of a batch as tiles, each of which fills the same number of tokens; an image is one tile or several.
+    """The images of a batch as I tiles, which a vision encoder reads one by one; an image is one tile or several.
 
     An image in several sequences of a batch, such as the completions of one prompt, is stored once.
     """
 
-    values: Tensor  # (I, 3, H, W) float32, as the model's image processor gives them
-    mask: Tensor  # (I, H, W) bool, false where a tile is padded
-    tokens_per_tile: int
+    values: Tensor  # (R, ...) float32, tile after tile, as the model's image processor gives them
+    tokens: Tensor  # (I,) int64: how many tokens each tile fills
+    rows: Tensor | None = None  # (I,) int64: the rows of each tile in `values`; None: one
+    mask: Tensor | None = None  # (R, H, W) bool, false where a row is padded; None: no model of this kind pads
+    sizes: Tensor | None = None  # (I, k) int64: the size of each tile, as its encoder is told; None: all have the same
+
+    @property
+    def num_tiles(self) -> int:
+        return int(self.tokens.numel())
+
+    @classmethod
+    def joined(cls, parts: Sequence[Pixels]) -> Pixels:
+        """Return the tiles of all parts, in order. parts: at least one, of one model's processor."""
+        given = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
+        joined: dict[str, Any] = {name: None if each[0] is None else torch.cat(each) for name, each in given.items()}
+        return cls(**joined)
+
+    def tile_of(self, parts: Tensor) -> Tensor:
+        """Return the tile of each row of the features of all tiles, (n,) int64."""
+        return torch.searchsorted(self.tokens.cumsum(0), parts, right=True)
+
+    def first_parts(self) -> Tensor:
+        """(I,) int64: the first row of each tile among the features of all tiles."""
+        return self.tokens.cumsum(0) - self.tokens
+
+    def select(self, tiles: Tensor) -> Pixels:
+        """Return the tiles with these indices, in that order."""
+        chosen = tiles
+        if self.rows is not None:
+            counts = self.rows[tiles]
+            first = (self.rows.cumsum(0) - self.rows)[tiles] - (counts.cumsum(0) - counts)
+            chosen = torch.arange(int(counts.sum()), device=tiles.device) + first.repeat_interleave(counts)
+        indices = {"values": chosen, "mask": chosen, "tokens": tiles, "rows": tiles, "sizes": tiles}
+        given = {name: getattr(self, name) for name in indices}
+        return replace(self, **{name: value[indices[name]] for name, value in given.items() if value is not None})
 
     def to(self, device: torch.device | str) -> Pixels:
-        return replace(self, values=self.values.to(device), mask=self.mask.to(device))
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: value.to(device) for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True)

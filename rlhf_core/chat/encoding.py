@@ -20,7 +20,7 @@ from rlhf_core.chat.sampled_tokens import SampledReply
 from rlhf_core.chat.special_tokens import following_ids, is_special, marked, token_ids, unmarked
 from rlhf_core.errors import ConversationError, StageError, reason_of
 from rlhf_core.models.folders.folder import read_config
-from rlhf_core.models.folders.remote_code import reads_images
+from rlhf_core.models.folders.vision_models import reads_images
 
 Completion = str | Sequence[Message]  # a reply, or turns of which the first and the last are the assistant's
 Encoded = tuple[list[int], list[bool]]  # token ids and mask, equally long; the mask is true on trained tokens

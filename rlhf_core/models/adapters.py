@@ -19,16 +19,13 @@ from torch import nn
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models.folders.folder import ADAPTER_WEIGHTS
-from rlhf_core.models.folders.remote_code import VISION_CONNECTOR, VISION_ENCODER, VISION_MODELS
 from rlhf_core.models.folders.targets import saved_modules, saved_problem, target_problem
+from rlhf_core.models.folders.vision_models import vision_parts
 from rlhf_core.models.sharded_loading import full_shape
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
-
-# An adapter changes the text model alone, whose layers have the names of the vision encoder's.
-_BESIDE_THE_TEXT = rf"({re.escape(VISION_ENCODER)}|{re.escape(VISION_CONNECTOR)})\..*"
 
 _INSIDE = re.compile(r"\.(token_adapter\.)?base_layer\.")  # where peft keeps a layer that it adapts
 
@@ -64,7 +61,7 @@ def add_lora(model: transformers.PreTrainedModel, lora: LoraConfig, task: str) -
         # By itself peft would take the experts and their router too, which are no linear layers.
         targets = layers if _expert_blocks(model) else lora.target_modules
     config = peft.LoraConfig(
-        exclude_modules=_BESIDE_THE_TEXT if model.config.model_type in VISION_MODELS else None,
+        exclude_modules=_beside_the_text(model),
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft takes any number
         lora_dropout=lora.dropout,
@@ -103,13 +100,22 @@ def adapted_layers(model: transformers.PreTrainedModel) -> list[str]:
     a mixture-of-experts block, whose shared experts have the same names as the stacked ones.
     """
     blocks, head = _expert_blocks(model), model.get_output_embeddings()
+    beside = [f"{part}." for part in vision_parts(model.config.to_dict())]
     return sorted(
         {
             name.rpartition(".")[2]
             for name, layer in _linear_layers(model).items()
-            if layer is not head and not name.startswith((*blocks, f"{VISION_ENCODER}.", f"{VISION_CONNECTOR}."))
+            if layer is not head and not name.startswith((*blocks, *beside))
         }
     )
+
+
+def _beside_the_text(model: transformers.PreTrainedModel) -> str | None:
+    """Return the pattern of the layers that no adapter changes: it changes the text model alone, whose layers have the
+    names of the vision encoder's. None: the model reads text alone.
+    """
+    parts = vision_parts(model.config.to_dict())
+    return rf"({'|'.join(map(re.escape, parts))})\..*" if parts else None
 
 
 def _linear_layers(model: transformers.PreTrainedModel) -> dict[str, nn.Module]:

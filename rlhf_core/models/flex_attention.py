@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from rlhf_core.errors import StageError
 from rlhf_core.models.compiling import set_up_compilation
 from rlhf_core.models.folders.attention_names import attention_problem, attentions_of
-from rlhf_core.models.folders.remote_code import reads_images
+from rlhf_core.models.folders.vision_models import reads_images
 from rlhf_core.models.token_tree import Segment
 from rlhf_core.models.tree_attention import not_computed, record_window
 from rlhf_core.models.tree_blocks import TreeBlocks

@@ -34,7 +34,8 @@ from rlhf_core.models.compiling import compile_layers
 from rlhf_core.models.dropout import set_train_mode
 from rlhf_core.models.flex_attention import IMPLEMENTATION as FLEX
 from rlhf_core.models.folders.folder import depends_on_longest
-from rlhf_core.models.folders.remote_code import reads_images
+from rlhf_core.models.folders.vision_models import reads_images
+from rlhf_core.models.image_check import require_own_images
 from rlhf_core.models.layout_sequences import (
     LENGTHS,
     SHARED,
@@ -120,6 +121,8 @@ def checked_layouts(
     if current_mesh().sequence > 1:
         layouts = _cut(model, layouts, problem, tree, device)
     _log(name, layouts, packed=packed, tree=tree)
+    if reads_images(model.config.to_dict()):
+        require_own_images(model, layouts, device, tolerance.hidden)
     if compiled:
         compile_layers(model)
         if (wrong := problem(layouts)) is not None:

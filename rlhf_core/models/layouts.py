@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from rlhf_core.mesh import current_mesh
 from rlhf_core.models.flex_attention import IMPLEMENTATION as FLEX
-from rlhf_core.models.output_head import backbone
 from rlhf_core.models.sequence_parallel import CutTree, gathered
 from rlhf_core.models.token_tree import TokenTree
 from rlhf_core.models.tree_attention import ARGUMENT as TREE_ARGUMENT
 from rlhf_core.models.tree_blocks import TreeBlocks
-from rlhf_core.models.vision import embedded, runs_encoder_always
+from rlhf_core.models.vision import layers_of, position_ids, runs_encoder_always, with_features
 from rlhf_core.packing import select_sequences
 from rlhf_core.types import PackedBatch
 
@@ -125,10 +124,9 @@ def _run(model: Any, batch: PackedBatch, layouts: Layouts, *, routers: bool) -> 
     arrangement = arranged(model, batch, layouts)
     arguments = arrangement.arguments
     if batch.image_parts is not None or runs_encoder_always(model):
-        ids = arguments.pop("input_ids")
-        arguments["inputs_embeds"] = embedded(model, ids, batch, arrangement.places)
+        arguments |= with_features(model, arguments.pop("input_ids"), batch, arrangement.places)
     options = {"output_router_logits": True} if routers else {}
-    output = backbone(model)(**arguments, use_cache=False, **options)
+    output = layers_of(model)(**arguments, use_cache=False, **options)
     logits = [arrangement.tokens(logits).all() for logits in output.router_logits] if routers else []
     return arrangement.tokens(output.last_hidden_state), logits
 
@@ -149,11 +147,14 @@ def arranged(model: Any, batch: PackedBatch, layouts: Layouts) -> _Arrangement:
         return _in_blocks(TokenTree.of(batch) if layouts.packed == "tree" else TokenTree.apart(batch), batch)
     if layouts.packed == "tree":
         return _in_a_cut_tree(batch) if layouts.cut else _in_a_tree(batch)
+    positions = position_ids(model, batch)
     if layouts.packed is None or (layouts.rows and rows_are_cheaper(model, batch)):
-        return _in_rows(batch)
+        return _in_rows(batch, positions)
+    indices = batch.position_ids.unsqueeze(0)
     arguments: dict[str, Any] = {
         "input_ids": batch.input_ids.unsqueeze(0),
-        "position_ids": batch.position_ids.unsqueeze(0),
+        # Along several axes the index goes before them: it tells the model where sequences begin.
+        "position_ids": indices if positions is None else torch.cat([indices, positions]).unsqueeze(1),
     }
     if layouts.packed == "indices":
         arguments |= _boundaries(batch)
@@ -181,13 +182,19 @@ def _tokens_at(places: Tensor, batch: PackedBatch) -> dict[str, Any]:
     return {name: getattr(batch, name)[places].unsqueeze(0) for name in ("input_ids", "position_ids")}
 
 
-def _in_rows(batch: PackedBatch) -> _Arrangement:
-    """Arrange in rows without a mask: causal layers never see the padding after a sequence."""
+def _in_rows(batch: PackedBatch, positions: Tensor | None) -> _Arrangement:
+    """Arrange in rows without a mask: causal layers never see the padding after a sequence. positions: (axes, N) int64;
+    None: the index in the sequence, as models count by themselves.
+    """
     lengths = batch.on_host.sequence_lengths
     real = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
     places = real.flatten().nonzero().squeeze(1).to(batch.input_ids.device)
     ids = batch.input_ids.new_zeros(real.numel()).index_copy(0, places, batch.input_ids)
-    return _Arrangement({"input_ids": ids.view(real.shape)}, places)
+    arguments = {"input_ids": ids.view(real.shape)}
+    if positions is not None:
+        laid_out = positions.new_zeros(len(positions), real.numel()).index_copy(1, places, positions)
+        arguments["position_ids"] = laid_out.view(-1, *real.shape)
+    return _Arrangement(arguments, places)
 
 
 def _boundaries(batch: PackedBatch) -> dict[str, Any]:

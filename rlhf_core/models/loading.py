@@ -33,7 +33,7 @@ from rlhf_core.models.folders.folder import (
 )
 from rlhf_core.models.folders.headers import read_object
 from rlhf_core.models.folders.readers import in_token_form
-from rlhf_core.models.folders.remote_code import VISION_ENCODER, reads_images
+from rlhf_core.models.folders.vision_models import VISION_MODELS, reads_images
 from rlhf_core.models.quantisation import quantised_loading, require_same_values
 from rlhf_core.models.safetensors_file import without_memory, write_safetensors
 from rlhf_core.models.sharded_loading import Sharding
@@ -77,8 +77,9 @@ def load_causal_model(
 def _freeze_vision(model: transformers.PreTrainedModel, folder: Path) -> None:
     if not reads_images(model.config.to_dict()):
         raise StageError(f"{folder}: engine.freeze_vision: this model reads text alone, leave it out")
-    encoder: nn.Module = model.get_submodule(VISION_ENCODER)
-    encoder.requires_grad_(False)
+    parts = VISION_MODELS[model.config.model_type]
+    for part in parts.all:
+        model.get_submodule(part).requires_grad_(part != parts.encoder)  # a connector may be inside the encoder
 
 
 def load_scalar_model(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlhf_core.models.adapters import base_model
 from rlhf_core.models.folders.folder import longrope_limit
-from rlhf_core.models.folders.remote_code import reads_images
+from rlhf_core.models.folders.vision_models import reads_images
 from rlhf_core.models.layout_check import checked_layouts
 from rlhf_core.models.layouts import ROWS, OfTokens, run_backbone
 from rlhf_core.models.logprobs import CHUNK_ELEMENTS, chunked_logprobs

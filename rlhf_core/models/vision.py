@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf_core.errors import ConversationError, StageError, reason_of
 from rlhf_core.mesh import current_mesh
 from rlhf_core.models.folders.folder import read_config
-from rlhf_core.models.folders.remote_code import VISION_CONNECTOR, VISION_MODELS, reads_images
+from rlhf_core.models.folders.vision_models import VISION_MODELS, reads_images
+from rlhf_core.models.output_head import backbone
+from rlhf_core.models.vision_models import ARCHITECTURES, ReadImage
 from rlhf_core.system.image_decoding import decoded_image
 from rlhf_core.types import PackedBatch, Pixels, SequenceImage
 
@@ -22,30 +24,22 @@ B = TypeVar("B", bound=PackedBatch)
 _CACHED_BYTES = 2**28  # of the pixels that a processor keeps
 
 
-@dataclass(frozen=True, slots=True)
-class ReadImage:
-    """An image in a model's input form."""
-
-    token_ids: tuple[int, ...]  # its tokens, the marks around it included
-    pixels: Pixels  # its tiles, each of which fills so many of the tokens that are `image_token_id`
-
-
 class ImageProcessor:
     """The processor of one model. Images are RGB; the model's folder determines their resizing and tiles."""
 
     def __init__(self, folder: Path) -> None:
         """Raises StageError if the files in `folder` make no processor."""
-        from transformers import AutoProcessor
-
         self._folder = folder
+        self._model = ARCHITECTURES[read_config(folder)["model_type"]]
         try:
-            self._processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)
+            self._processor = self._model.open_processor(folder)
         except Exception as error:  # the library may raise anything; all mean that the folder has none
             raise StageError(
                 f"{folder}: processor_config.json and preprocessor_config.json make no processor of images: fetch them "
                 f"again ({reason_of(error)})"
             ) from error
-        self.image_token_id: int = self._processor.image_token_id
+        self.image_token_id: int = self._processor.image_token_id  # which a template writes for an image
+        self.feature_token_id = self._model.feature_token_id(self._processor)  # which an image's features replace
         self._kept: dict[str, ReadImage] = {}  # by path, those read longest ago first
         self._kept_bytes = 0
 
@@ -64,16 +58,7 @@ class ImageProcessor:
         return image
 
     def _read(self, path: str) -> ReadImage:
-        image = decoded_image(Path(path))
-        inputs = self._processor(
-            text=self._processor.image_token, images=[[image]], add_special_tokens=False, return_tensors="pt"
-        )
-        ids = inputs["input_ids"][0].tolist()
-        values, mask = inputs["pixel_values"][0].float(), inputs["pixel_attention_mask"][0].bool()
-        tokens, left = divmod(ids.count(self.image_token_id), len(values))
-        if left or not tokens:
-            raise StageError(f"the processor gives {len(values)} tiles and {ids.count(self.image_token_id)} tokens")
-        return ReadImage(tuple(ids), Pixels(values, mask, tokens))
+        return self._model.read(self._processor, decoded_image(Path(path)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,42 +120,55 @@ def with_images(batch: B, images: Sequence[Sequence[SequenceImage]], processor: 
     assert processor is not None  # the rows of a model that reads text alone have no images
     starts = (batch.sequence_lengths.cumsum(0) - batch.sequence_lengths).tolist()
     parts = torch.full_like(batch.input_ids, -1)
-    first_tile: dict[str, int] = {}
-    tiles: list[Pixels] = []
+    first_part: dict[str, int] = {}
+    num_parts, tiles = 0, list[Pixels]()
     for start, of_sequence in zip(starts, images, strict=True):
         for image in of_sequence:
             pixels = processor.read(image.path).pixels
-            if image.path not in first_tile:
-                first_tile[image.path] = sum(len(each.values) for each in tiles)
+            if image.path not in first_part:
+                first_part[image.path] = num_parts
+                num_parts += int(pixels.tokens.sum())
                 tiles.append(pixels)
             span = slice(start + image.start, start + image.start + image.length)
-            is_part = batch.input_ids[span] == processor.image_token_id
-            row = first_tile[image.path] * pixels.tokens_per_tile
-            parts[span] = torch.where(is_part, row + is_part.cumsum(0) - 1, -1)
-    return replace(batch, image_parts=parts, pixels=_joined(tiles))
+            is_part = batch.input_ids[span] == processor.feature_token_id
+            parts[span] = torch.where(is_part, first_part[image.path] + is_part.cumsum(0) - 1, -1)
+    return replace(batch, image_parts=parts, pixels=Pixels.joined(tiles))
 
 
-def _joined(tiles: Sequence[Pixels]) -> Pixels:
-    return Pixels(
-        torch.cat([each.values for each in tiles]), torch.cat([each.mask for each in tiles]), tiles[0].tokens_per_tile
-    )
-
-
-def embedded(model: Any, ids: Tensor, batch: PackedBatch, places: Tensor | None) -> Tensor:
-    """Return the embeddings (rows, columns, d) of `ids`, with the vision encoder's features at the images' places.
+def with_features(model: Any, ids: Tensor, batch: PackedBatch, places: Tensor | None) -> dict[str, Any]:
+    """Return the arguments of the model's layers in place of `ids`: the embeddings (rows, columns, d), with the vision
+    encoder's features at the images' places, and those that its architecture needs beside them.
 
     model: a PreTrainedModel. ids: (rows, columns) int64, the tokens of `batch` in their layout; places: (N,) int64, the
     place of each token of the batch in the flattened `ids`; None: all in order. A sampled token is text, whatever its
     id.
     """
     embeddings: Tensor = model.get_input_embeddings()(ids)
-    parts, pixels = batch.image_parts, batch.pixels
+    parts, pixels, architecture = batch.image_parts, batch.pixels, ARCHITECTURES[model.config.model_type]
     if parts is None or pixels is None:
-        return embeddings + 0.0 * image_features(model, _blank(model).to(ids.device)).sum()
+        blank = image_features(model, architecture.blank(model.config).to(ids.device))
+        return {"inputs_embeds": embeddings + 0.0 * sum(each.sum() for each in blank)}
     tokens = (parts >= 0).nonzero().squeeze(1)
-    features = image_features(model, pixels)[parts[tokens]].to(embeddings.dtype)
+    first, *later = (each[parts[tokens]].to(embeddings.dtype) for each in image_features(model, pixels))
     targets = tokens if places is None else places[tokens]
-    return embeddings.flatten(0, 1).index_copy(0, targets, features).view_as(embeddings)
+    is_image = torch.zeros_like(ids, dtype=torch.bool)
+    is_image.view(-1)[targets] = True
+    return {
+        "inputs_embeds": embeddings.flatten(0, 1).index_copy(0, targets, first).view_as(embeddings),
+        **architecture.arguments(later, is_image),
+    }
+
+
+def position_ids(model: Any, batch: PackedBatch) -> Tensor | None:
+    """Return the positions of tokens along each axis, (axes, N) int64; None: the index in the sequence is all."""
+    architecture = ARCHITECTURES.get(model.config.model_type)
+    return None if architecture is None else architecture.position_ids(model.config, batch)
+
+
+def layers_of(model: Any) -> nn.Module:
+    """Return the module of a PreTrainedModel that gives the last hidden states."""
+    architecture = ARCHITECTURES.get(model.config.model_type)
+    return backbone(model) if architecture is None else architecture.layers(model)
 
 
 def runs_encoder_always(model: Any) -> bool:
@@ -181,26 +179,20 @@ def runs_encoder_always(model: Any) -> bool:
         return False
     if model.config.model_type not in VISION_MODELS:
         return False
-    return any(parameter.requires_grad for parameter in model.get_submodule(VISION_CONNECTOR).parameters())
+    connectors = VISION_MODELS[model.config.model_type].connectors
+    return any(p.requires_grad for connector in connectors for p in model.get_submodule(connector).parameters())
 
 
-def _blank(model: Any) -> Pixels:
-    """Return one tile that is not padding."""
-    config = model.config
-    side = config.vision_config.image_size
-    tokens = (side // config.vision_config.patch_size // config.scale_factor) ** 2
-    return Pixels(torch.ones(1, 3, side, side), torch.ones(1, side, side, dtype=torch.bool), tokens)
+def image_features(model: Any, pixels: Pixels) -> Sequence[Tensor]:
+    """Return the features that replace image tokens, (T, d), tile after tile, and those that later layers add.
 
-
-def image_features(model: Any, pixels: Pixels) -> Tensor:
-    """Return the features that replace image tokens, (I · tokens_per_tile, d), tile after tile."""
-    output = model.get_image_features(
-        pixel_values=pixels.values.unsqueeze(0), pixel_attention_mask=pixels.mask.unsqueeze(0), return_dict=True
-    )
-    features: Tensor = output.pooler_output
-    if features.shape[:2] != (len(pixels.values), pixels.tokens_per_tile):
+    Raises StageError if they are not as many as the tokens.
+    """
+    features = ARCHITECTURES[model.config.model_type].features(model, pixels)
+    tokens = int(pixels.tokens.sum())
+    if any(len(each) != tokens for each in features):
         raise StageError(
-            f"the vision encoder gives features {tuple(features.shape)} for {len(pixels.values)} tiles of "
-            f"{pixels.tokens_per_tile} tokens: give config.json and processor of one model"
+            f"the vision encoder gives {len(features[0])} features for {pixels.num_tiles} tiles of {tokens} tokens "
+            "together: give config.json and processor of one model"
         )
-    return features.flatten(0, 1)
+    return features

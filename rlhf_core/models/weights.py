@@ -24,7 +24,8 @@ from rlhf_core.models.folders.class_config import (
 )
 from rlhf_core.models.folders.folder import GENERATION_CONFIG, Head
 from rlhf_core.models.folders.headers import StoredTensor, stored_tensors
-from rlhf_core.models.folders.remote_code import REMOTE_CODE, reads_images
+from rlhf_core.models.folders.remote_code import REMOTE_CODE
+from rlhf_core.models.folders.vision_models import reads_images
 from rlhf_core.models.sharded_loading import Sharding, divided_as_loaded
 from rlhf_core.system.listing import some
 

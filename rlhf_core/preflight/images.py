@@ -10,7 +10,7 @@ from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.data.reading import NO_IMAGES
 from rlhf_core.data.sources.base import Located
 from rlhf_core.errors import RecipeError
-from rlhf_core.models.folders.remote_code import reads_images
+from rlhf_core.models.folders.vision_models import reads_images
 from rlhf_core.preflight.data import Use
 from rlhf_core.preflight.model import BaseModel
 

@@ -18,7 +18,7 @@ from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.models.folders.folder import ADAPTER, read_config, sampled_otherwise
 from rlhf_core.models.folders.readers import Scale, reader_problem, same_tokens, stored_scale
-from rlhf_core.models.folders.remote_code import reads_images
+from rlhf_core.models.folders.vision_models import reads_images
 
 POLICY, REFERENCE, TEACHER, CRITIC = "policy", "reference", "teacher", "critic"
 

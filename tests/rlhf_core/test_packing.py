@@ -49,12 +49,13 @@ def test_select_slices_tokens_and_sequences_and_leaves_absent_fields_absent() ->
 
 
 def test_a_batch_pickles_as_buffers_and_arrives_whole_and_writable() -> None:
-    pixels = Pixels(torch.rand(1, 3, 2, 2), torch.ones(1, 2, 2, dtype=torch.bool), tokens_per_tile=1)
+    pixels = Pixels(torch.rand(1, 3, 2, 2), torch.tensor([1]), mask=torch.ones(1, 2, 2, dtype=torch.bool))
     batch = replace(experience(), pixels=pixels, image_parts=torch.tensor([-1, 0, -1, -1, -1, -1]))
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
     sizes = sorted(buffer.raw().nbytes for buffer in buffers)
-    assert sizes == [4, 6, 24, 24, 24, 24, 48, 48]  # tiles' mask, mask, lengths, episodes, int32 ids, log-probs, ...
+    # Tiles' mask, mask, tiles' tokens, lengths, episodes, int32 ids, log-probs, ...
+    assert sizes == [4, 6, 8, 24, 24, 24, 24, 48, 48]
     back = pickle.loads(pickled, buffers=[buffer.raw().toreadonly() for buffer in buffers])
     tensors = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
     assert all(torch.equal(value, getattr(back, name)) for name, value in tensors.items())

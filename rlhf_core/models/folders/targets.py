@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.models.folders.folder import has_experts
-from rlhf_core.models.folders.remote_code import reads_images
+from rlhf_core.models.folders.vision_models import reads_images
 
 LANGUAGE_HEAD = "lm_head"
 _EMBEDDING = "embed_tokens"

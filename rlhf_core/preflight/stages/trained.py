@@ -12,10 +12,10 @@ from rlhf_core.graph.drafting import Draft
 from rlhf_core.models.folders.attention_names import attention_problem
 from rlhf_core.models.folders.folder import depends_on_longest, has_experts
 from rlhf_core.models.folders.headers import stored_tensors
-from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.folders.scratch import linear_layers
 from rlhf_core.models.folders.targets import saved_problem, target_problem
 from rlhf_core.models.folders.tensor_plan import plan_problem, sizes_problem
+from rlhf_core.models.folders.vision_models import reads_images
 from rlhf_core.preflight.model import BaseModel
 from rlhf_core.preflight.stages.context import CheckContext, Note
 

@@ -14,7 +14,7 @@ import torch
 
 from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.errors import WeightSyncError, reason_of
-from rlhf_core.models.folders.remote_code import reads_images
+from rlhf_core.models.folders.vision_models import reads_images
 from rlhf_core.models.safetensors_file import read_shapes
 from rlhf_core.models.weights import require_fit
 from rlhf_core.rollout.engine import EngineSettings, Progress, Refused, Request, RolloutEngine, ServedTensor

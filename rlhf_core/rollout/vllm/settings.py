@@ -15,7 +15,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import adapted_layers
 from rlhf_core.models.folders.class_config import class_config, settings_of
 from rlhf_core.models.folders.folder import text_config
-from rlhf_core.models.folders.remote_code import reads_images
+from rlhf_core.models.folders.vision_models import reads_images
 from rlhf_core.rollout.engine import MOST_TOP_LOGPROBS, EngineSettings
 from rlhf_core.rollout.vllm.checks import cpu_cache_bytes, problems_on_cpu, split_problems
 from rlhf_core.rollout.vllm.environment import set_vllm_environment

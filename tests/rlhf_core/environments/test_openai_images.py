@@ -73,7 +73,7 @@ def test_the_same_text_about_another_image_is_another_sequence(model: Input, tmp
     assert batch.pixels is not None
     assert batch.image_parts is not None
     assert len(batch.pixels.values) == 2  # each picture once
-    tokens = batch.pixels.tokens_per_tile
+    tokens = int(batch.pixels.tokens[0])
     blue, red = [list(range(i * tokens, (i + 1) * tokens)) for i in range(2)]
     assert batch.image_parts[batch.image_parts >= 0].tolist() == [*blue, *red, *blue]
     assert not batch.loss_mask[batch.image_parts >= 0].any()
