@@ -20,7 +20,7 @@ from rlhf_core.chat.sampled_tokens import SampledReply
 from rlhf_core.chat.special_tokens import following_ids, is_special, marked, token_ids, unmarked
 from rlhf_core.errors import ConversationError, StageError, reason_of
 from rlhf_core.models.folders.folder import read_config
-from rlhf_core.models.folders.vision_models import reads_images
+from rlhf_core.models.folders.vision_models import VISION_MODELS, reads_images
 
 Completion = str | Sequence[Message]  # a reply, or turns of which the first and the last are the assistant's
 Encoded = tuple[list[int], list[bool]]  # token ids and mask, equally long; the mask is true on trained tokens
@@ -63,10 +63,11 @@ def _set_image_token(tokenizer: Tokenizer, folder: Path) -> None:
     config = read_config(folder) if (folder / "config.json").is_file() else {}
     if not reads_images(config):
         return
-    number = config.get("image_token_id")
+    field = VISION_MODELS[config["model_type"]].image_field
+    number = config.get(field)
     if not isinstance(number, int) or not is_special(tokenizer, number):
         raise StageError(
-            f"{folder}: config.json: image_token_id is {number}, which is no special token of "
+            f"{folder}: config.json: {field} is {number}, which is no special token of "
             "the tokenizer: give config.json and tokenizer of one model"
         )
     set_image_token(tokenizer, str(tokenizer.convert_ids_to_tokens(number)))

@@ -25,7 +25,7 @@ from rlhf_core.models.folders.class_config import (
 from rlhf_core.models.folders.folder import GENERATION_CONFIG, Head
 from rlhf_core.models.folders.headers import StoredTensor, stored_tensors
 from rlhf_core.models.folders.remote_code import REMOTE_CODE
-from rlhf_core.models.folders.vision_models import reads_images
+from rlhf_core.models.folders.vision_models import VISION_MODELS, reads_images
 from rlhf_core.models.sharded_loading import Sharding, divided_as_loaded
 from rlhf_core.system.listing import some
 
@@ -147,6 +147,11 @@ def _auto_class(config: Any, head: Head) -> Any:
         return auto
     if getattr(config, "auto_map", None):
         raise StageError(REMOTE_CODE)
+    if head == "causal" and type(config) in transformers.AutoModelForImageTextToText._model_mapping:
+        raise StageError(
+            f"config.json: a model of model_type {config.model_type!r} reads images, and its architecture was not "
+            f"tested here: take one of {', '.join(VISION_MODELS)}"
+        )
     kind = "sequence classifier" if head == "scalar" else "causal language model"
     raise StageError(f"config.json: a model of model_type {config.model_type!r} is no {kind}: take one that is")
 

@@ -16,6 +16,7 @@ class VisionParts:
 
     encoder: str
     connectors: tuple[str, ...]  # from the encoder to the text model; they may be inside the encoder
+    image_field: str = "image_token_id"  # of config.json: the token that templates write for an image
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -25,6 +26,12 @@ class VisionParts:
 # By model_type. Each was trained here: its log-probs and gradients were those of the model's own forward.
 VISION_MODELS: Mapping[str, VisionParts] = {
     "idefics3": VisionParts("model.vision_model", ("model.connector",)),
+    "smolvlm": VisionParts("model.vision_model", ("model.connector",)),
+    "qwen2_5_vl": VisionParts("model.visual", ("model.visual.merger",)),
+    "qwen3_vl": VisionParts("model.visual", ("model.visual.merger", "model.visual.deepstack_merger_list")),
+    "gemma3": VisionParts("model.vision_tower", ("model.multi_modal_projector",), "boi_token_index"),
+    "internvl": VisionParts("model.vision_tower", ("model.multi_modal_projector",)),
+    "llava_onevision": VisionParts("model.vision_tower", ("model.multi_modal_projector",), "image_token_index"),
 }
 
 

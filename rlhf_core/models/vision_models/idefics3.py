@@ -1,14 +1,16 @@
-"""Idefics3: square tiles of one size, each of as many tokens, padded tiles with a mask."""
+"""Idefics3, and SmolVLM: square tiles of one size, each of as many tokens, padded tiles with a mask."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlhf_core.errors import StageError
 from rlhf_core.models.vision_models.base import VisionModel
+from rlhf_core.models.vision_models.processors import images_only
 from rlhf_core.types import Pixels
 
 
@@ -29,3 +31,9 @@ class Idefics3(VisionModel):
     def inputs(self, pixels: Pixels) -> dict[str, Any]:
         assert pixels.mask is not None
         return {"pixel_values": pixels.values.unsqueeze(0), "pixel_attention_mask": pixels.mask.unsqueeze(0)}
+
+
+class SmolVLM(Idefics3):
+    def open_processor(self, folder: Path) -> Any:
+        # It writes an image as SmolVLM's does, and needs no package for the numbers of a video's frames.
+        return images_only("Idefics3Processor", folder)

@@ -14,7 +14,7 @@ import torch
 
 from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.errors import WeightSyncError, reason_of
-from rlhf_core.models.folders.vision_models import reads_images
+from rlhf_core.models.folders.vision_models import VISION_MODELS, reads_images
 from rlhf_core.models.safetensors_file import read_shapes
 from rlhf_core.models.weights import require_fit
 from rlhf_core.rollout.engine import EngineSettings, Progress, Refused, Request, RolloutEngine, ServedTensor
@@ -58,7 +58,9 @@ class VllmEngine(RolloutEngine):
         self._complete: dict[int, Progress] = {}  # finished since the last `advance`
         model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._tied = bool(model.get("tie_word_embeddings", False))
-        self._image_token: int | None = model["image_token_id"] if reads_images(model) else None
+        self._image_token: int | None = (
+            model[VISION_MODELS[model["model_type"]].image_field] if reads_images(model) else None
+        )
         self._most_kept = 0 if settings.kept_of is None else settings.kept_of.top_k
         self._kept_in = None if settings.kept_of is None else kept_in(settings.kept_of, model)
         with _collector_paused():
