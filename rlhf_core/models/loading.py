@@ -91,12 +91,13 @@ def load_scalar_model(
     gradient_checkpointing: GradientCheckpointing = False,
     seed: int = 0,
     head_factor: float = 1.0,
+    freeze_vision: bool = False,
     sharding: Sharding | None = None,
 ) -> transformers.PreTrainedModel | PeftModel:
     """Load a model with one scalar output per token, AutoModelForSequenceClassification with one label.
 
     A folder of a causal model gives its backbone and a fresh head, drawn from N(0, 1 / (hidden size + 1)) with `seed`.
-    head_factor: of the scores.
+    head_factor: of the scores. freeze_vision: as for a causal model.
     sharding: divides the weights below the head over the ranks as they are read; none: this rank loads all of them.
     Raises StageError if the architecture has no `score` head, if the folder's head has several labels, or if the
     weights in the folder are incomplete, or do not match its config.
@@ -118,6 +119,8 @@ def load_scalar_model(
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.mul_(head_factor)
+    if freeze_vision:
+        _freeze_vision(model, folder)
     return _prepare(model, folder, "SEQ_CLS", lora, gradient_checkpointing)
 
 

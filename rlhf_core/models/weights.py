@@ -27,6 +27,7 @@ from rlhf_core.models.folders.headers import StoredTensor, stored_tensors
 from rlhf_core.models.folders.remote_code import REMOTE_CODE
 from rlhf_core.models.folders.vision_models import VISION_MODELS, reads_images
 from rlhf_core.models.sharded_loading import Sharding, divided_as_loaded
+from rlhf_core.models.vision_scalar import scalar_class
 from rlhf_core.system.listing import some
 
 Shape = tuple[int, ...]
@@ -112,7 +113,8 @@ def _from_pretrained(
     with _named(folder):
         config = class_config(folder, **({"num_labels": 1} if head == "scalar" else {}))
         auto = _auto_class(config, head)
-        kind = auto._model_mapping[type(config)]
+        is_ours = issubclass(auto, transformers.PreTrainedModel)
+        kind = auto if is_ours else auto._model_mapping[type(config)]
         problem = attention_problem(kind.__name__, attentions_of(kind), options.get("attn_implementation", "eager"))
         if problem is not None:
             raise StageError(problem)
@@ -120,8 +122,9 @@ def _from_pretrained(
     try:
         with _no_report():
             if "state_dict" in options:  # taken in place of the folder, and only by the class itself
+                source = None
                 with torch.device("meta"):
-                    auto, source = type(auto.from_config(config, trust_remote_code=False)), None
+                    auto = auto if is_ours else type(auto.from_config(config, trust_remote_code=False))
             model, info = auto.from_pretrained(
                 source, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True,
                 ignore_mismatched_sizes=True, trust_remote_code=False, **options,
@@ -137,10 +140,14 @@ def _from_pretrained(
 
 
 def _auto_class(config: Any, head: Head) -> Any:
-    """Return transformers' auto class. Raises StageError if it has no model of this kind for the config."""
+    """Return transformers' auto class, or a class of ours. Raises StageError if there is no model of this kind for the
+    config.
+    """
     auto: Any = transformers.AutoModelForCausalLM
     if head == "scalar":
         auto = transformers.AutoModelForSequenceClassification
+        if reads_images(config.to_dict()) and type(config) not in auto._model_mapping:
+            return scalar_class(config.__class__)
     elif reads_images(config.to_dict()):
         auto = transformers.AutoModelForImageTextToText
     if type(config) in auto._model_mapping:

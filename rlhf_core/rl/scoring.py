@@ -129,9 +129,10 @@ def _load(role: Role, folder: Path, base: SharedBase | None) -> nn.Module:
     options: dict[str, Any] = {
         "dtype": dtype, "attention": engine.attention, "lora": role.lora,
         "gradient_checkpointing": engine.gradient_checkpointing and trained, "sharding": sharding(engine),
+        "freeze_vision": engine.freeze_vision and trained,
     }  # fmt: skip
     if role.head == "causal" or (role.name != CRITIC and in_token_form(read_config(folder))):
-        return load_causal_model(folder, freeze_vision=engine.freeze_vision and trained, **options)
+        return load_causal_model(folder, **options)
     return load_scalar_model(folder, head_factor=role.value_scale.factor, **options)
 
 

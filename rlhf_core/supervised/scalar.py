@@ -107,6 +107,7 @@ class ScalarWorker(SupervisedWorker[C]):
             lora=config.adapter,
             gradient_checkpointing=config.engine.gradient_checkpointing,
             seed=self.seed,
+            freeze_vision=config.engine.freeze_vision,
             sharding=sharding(config.engine),
         )
         if config.moe_coefficient > 0:

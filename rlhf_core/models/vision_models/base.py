@@ -66,8 +66,12 @@ class VisionModel(ABC):
         """Return the features of all tiles, tile after tile: of the embeddings, (T, d), and of each later layer that
         reads some, (T, d).
         """
-        output = model.get_image_features(**self.inputs(pixels), return_dict=True)
-        return [flattened(output.pooler_output)]
+        return [flattened(self.encoded(model, pixels).pooler_output)]
+
+    def encoded(self, model: Any, pixels: Pixels) -> Any:
+        """Return what the encoder of a PreTrainedModel, causal or scalar, makes of the tiles."""
+        without_head: Any = backbone(model)
+        return without_head.get_image_features(**self.inputs(pixels), return_dict=True)
 
     def position_ids(self, config: Any, batch: PackedBatch) -> Tensor | None:
         """Return the positions of tokens along each axis, (axes, N) int64; None: the index in the sequence is all."""

@@ -20,7 +20,7 @@ class Qwen3VL(Qwen25VL):
         return images_only("Qwen3VLProcessor", folder)
 
     def features(self, model: Any, pixels: Pixels) -> Sequence[Tensor]:
-        output = model.get_image_features(**self.inputs(pixels), return_dict=True)
+        output = self.encoded(model, pixels)
         return [flattened(each) for each in (output.pooler_output, *output.deepstack_features)]
 
     def arguments(self, later: Sequence[Tensor], is_image: Tensor) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from rlhf_core.division import Division
 from rlhf_core.errors import StageError
 from rlhf_core.models.folders.vision_models import VISION_MODELS
 from rlhf_core.models.layouts import PACKED, ROWS
-from rlhf_core.models.loading import load_causal_model
-from rlhf_core.models.packed import PolicyModel
+from rlhf_core.models.loading import load_causal_model, load_scalar_model
+from rlhf_core.models.output_head import backbone
+from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor, with_images
 from rlhf_core.models.vision_models import ARCHITECTURES, VisionModel
 from rlhf_core.models.vision_models.grids import grid_positions
@@ -107,6 +108,25 @@ def test_log_probs_are_those_of_the_models_own_forward(
         assert ids.tolist() == select(batch, [index]).input_ids.tolist()
         logprobs = model.model(**inputs).logits[0].log_softmax(-1)
         assert torch.allclose(found[index][1:], logprobs[:-1].gather(-1, ids[1:, None])[:, 0], atol=1e-5)
+
+
+def test_scores_are_those_of_the_models_own_forward(
+    kind: str, folder: Path, processor: ImageProcessor, batch: PackedBatch, tmp_path: Path
+) -> None:
+    """Of a head on the causal model's layers; a stored scalar model is the same."""
+    options: dict[str, Any] = {"dtype": torch.float32, "attention": "sdpa", "seed": 3}
+    classifier: Any = load_scalar_model(folder, **options).eval()
+    model = ScalarModel(classifier)
+    model.check_layouts(CPU)
+    found = model(batch)
+    for index, scores in enumerate(found.split(batch.sequence_lengths.tolist())):
+        inputs = own_inputs(kind, folder, processor, index)
+        hidden = backbone(classifier)(**inputs, use_cache=False).last_hidden_state[0]
+        assert torch.allclose(scores, classifier.score(hidden).squeeze(-1), atol=1e-5)
+    classifier.save_pretrained(tmp_path)
+    stored = ScalarModel(load_scalar_model(tmp_path, **options).eval())
+    stored.layouts = model.layouts
+    assert torch.allclose(stored(batch), found, atol=1e-6)
 
 
 def gradients(model: Any, batches: Sequence[PackedBatch]) -> dict[str, Tensor]:
