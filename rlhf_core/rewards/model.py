@@ -19,12 +19,14 @@ from rlhf_core.models.folders.readers import (
     STORED_SEPARATOR,
     STORED_TAG,
     Scale,
+    images_problem,
     judge_problem,
     same_tokens,
     scale_problem,
     separator_problem,
     stored_scale,
 )
+from rlhf_core.models.vision import ImageProcessor, open_processor, with_images
 from rlhf_core.packing import pack
 from rlhf_core.rewards.base import RewardResult, TrajectoryReward
 from rlhf_core.rewards.build import implementation_of
@@ -45,6 +47,7 @@ class RewardReader:
     other: OtherTokenizer | None  # the reward model's, if it differs from the policy's
     tag: str | None = None  # of a process reward model in token form
     context: int | None = None  # of the reward model in tokens; None: unknown
+    processor: ImageProcessor | None = None  # the policy's, if the reward model reads its images; None: it reads none
 
     @classmethod
     def of(cls, settings: config.ModelReward, folder: Path, policy: Path, tokens: int) -> RewardReader:
@@ -66,7 +69,11 @@ class RewardReader:
         if problem:
             raise StageError(problem)
         scale = stored_scale(stored) if settings.normalize else None
-        return cls(settings, scale or Scale(), tokenizer, other, stored.get(STORED_TAG), context_length(folder))
+        reads = other is None and STORED_TAG not in stored and images_problem(folder, policy) is None
+        return cls(
+            settings, scale or Scale(), tokenizer, other, stored.get(STORED_TAG), context_length(folder),
+            open_processor(policy) if reads else None,
+        )  # fmt: skip
 
     def reward(self, scores: TokenScores) -> TrajectoryReward:
         reward: TrajectoryReward = implementation_of(self.settings).of(self, self.settings, scores)
@@ -80,16 +87,21 @@ class ModelReward:
     scores: TokenScores
     scale: Scale
     other: OtherTokenizer | None
+    processor: ImageProcessor | None
 
     @classmethod
     def of(cls, model: RewardReader, settings: config.RewardModelReward, scores: TokenScores) -> ModelReward:
-        return cls(scores, model.scale, model.other)
+        return cls(scores, model.scale, model.other, model.processor)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:
-        batch = _own_tokens(trajectories) if self.other is None else self.other.batch(trajectories)
+        batch = self._batch(trajectories)
         raw = self.scores(batch)[batch.last_token_indices].tolist()
         rewards = [_scaled(value, trajectory, self.scale) for value, trajectory in zip(raw, trajectories, strict=True)]
         return RewardResult(rewards, [None] * len(rewards))
+
+    def _batch(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        other = self.other
+        return _own_tokens(trajectories, self.processor) if other is None else other.batch(trajectories)
 
     def close(self) -> None:
         """No-op: the model is on the training ranks."""
@@ -103,6 +115,7 @@ class ProcessModelReward:
     scale: Scale
     tokenizer: Tokenizer
     separator: str
+    processor: ImageProcessor | None
 
     @classmethod
     def of(
@@ -111,10 +124,10 @@ class ProcessModelReward:
         if model.tag is not None:
             tokenizer = model.tokenizer if model.other is None else model.other.tokenizer
             return StepTagReward(scores, model.scale, tokenizer, model.context, settings.separator, model.tag)
-        return cls(scores, model.scale, model.tokenizer, settings.separator)
+        return cls(scores, model.scale, model.tokenizer, settings.separator, model.processor)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:
-        batch = _own_tokens(trajectories)
+        batch = _own_tokens(trajectories, self.processor)
         raw = self.scores(batch).split(batch.sequence_lengths.tolist())
         steps = [
             [_scaled(value, trajectory, self.scale) for value in token_scores[self._ends(trajectory)].tolist()]
@@ -160,8 +173,9 @@ class OtherTokenizer:
         return ids
 
 
-def _own_tokens(trajectories: Sequence[Trajectory]) -> PackedBatch:
-    return pack([t.token_ids for t in trajectories], [t.loss_mask for t in trajectories])
+def _own_tokens(trajectories: Sequence[Trajectory], processor: ImageProcessor | None) -> PackedBatch:
+    batch = pack([t.token_ids for t in trajectories], [t.loss_mask for t in trajectories])
+    return with_images(batch, [t.prompt.images + t.feedback_images for t in trajectories], processor)
 
 
 def _scaled(value: float, trajectory: Trajectory, scale: Scale) -> float:

@@ -40,7 +40,7 @@ from rlhf_core.rl.pass_rates import PassRates, read_pass_rates
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
-from rlhf_core.rl.reward_models import rank_scores, read_reward_models
+from rlhf_core.rl.reward_models import image_problems, rank_scores, read_reward_models
 from rlhf_core.rl.rewarding import RewardPipeline
 from rlhf_core.rl.roles import CRITIC, placed_apart, require_same_positions, require_same_tokens, roles
 from rlhf_core.rl.rollout_log import RolloutLog
@@ -72,6 +72,7 @@ class _Read:
     driver_rewards: Mapping[str, TrajectoryReward]
     reward_models: Mapping[str, RewardReader]
     monitors: Mapping[str, TrajectoryReward]
+    all_read_images: bool  # the policy, and every model that reads its tokens
 
 
 @contextmanager
@@ -112,12 +113,15 @@ def _read(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, 
             raise StageError(f"`{setting}` has no prompts to validate with")
         held_out_prompts[name] = fitted_set.rows
         row_counts |= fitted_set.metrics(counts_prefix(name))
-    longest, has_images = config.rollout.max_length, any(prompt.images for prompt in fitted.rows)
-    require_same_tokens(config.token_readers, inputs, "rollout.max_length", longest, images=has_images)
+    longest = config.rollout.max_length
+    require_same_tokens(config.token_readers, inputs, "rollout.max_length", longest)
     require_same_positions(config, inputs)
     if config.environment.appends_turns:
         require_turns_follow(tokenizer)
     reward_models = read_reward_models(settings.model_rewards, f"{config.block}.rewards", inputs, longest)
+    blind = next(image_problems(config, inputs, reward_models), None)
+    if blind is not None and any(prompt.images for prompt in fitted.rows):
+        raise StageError(blind)
     algorithm = build_algorithm(config)
     driver_rewards = stack.enter_context(open_rewards(settings.driver_rewards, context))
     asked = [Asked(f"row {prompt.id}", prompt.text, prompt.row) for prompt in fitted.rows]
@@ -131,6 +135,7 @@ def _read(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, 
         tokenizer=tokenizer, processor=processor, environment_host=environment_host, prompts=fitted.rows,
         pass_rates=read_pass_rates(config, inputs, context), held_out=held_out, row_counts=row_counts,
         algorithm=algorithm, driver_rewards=driver_rewards, reward_models=reward_models, monitors=monitors,
+        all_read_images=processor is not None and blind is None and not config.text_readers,
     )  # fmt: skip
 
 
@@ -176,7 +181,7 @@ def _wire(
         replace_dead=None if stream is None else stream.replace_dead,
     )  # fmt: skip
     shown = None
-    if read.processor is not None and not config.text_readers and config.asynchronous is None:
+    if read.processor is not None and read.all_read_images and config.asynchronous is None:
         shown = ShownImages(read.processor, context.workdir / "shown_images", config.rollout.max_images)
     rollouter = Rollouter(
         engines, read.tokenizer, config.rollout, read.environment_host, stream, shown, publisher.replace_dead

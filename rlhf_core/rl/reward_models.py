@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from rlhf_core.config.rl.settings import POLICY_INPUT
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
+from rlhf_core.models.folders.readers import images_problem
 from rlhf_core.rewards.model import RewardReader
 from rlhf_core.rl.hybrid import OwnDevices, Turns
 from rlhf_core.rl.ranks import PolicyTrainer
@@ -52,6 +53,23 @@ def read_reward_models(
         except StageError as error:
             raise StageError(f"{place}.{name}: {error}") from error
     return models
+
+
+def image_problems(
+    config: RLConfig, inputs: Mapping[str, Input], reward_models: Mapping[str, RewardReader]
+) -> Iterator[str]:
+    """Yield the reason for each model of the run that cannot read the images that the policy reads."""
+    policy = inputs[POLICY_INPUT].folder
+    for setting, (name, advice) in config.token_readers.items():
+        if (problem := images_problem(inputs[name].folder, policy)) is not None:
+            yield f"{setting}: {problem}: {advice}"
+    for name, model in reward_models.items():
+        if model.processor is None:
+            place = f"{config.block}.rewards.{name}"
+            problem = images_problem(inputs[f"{place}.model"].folder, policy) or (
+                "the prompts have images, and it does not read the policy's tokens"
+            )
+            yield f"{place}: {problem}: train a reward model of the policy's base, or leave it out"
 
 
 def rank_scores(

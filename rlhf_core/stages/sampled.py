@@ -79,10 +79,10 @@ def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContex
 
 
 def _completions(
-    config: FromCompletions, inputs: Mapping[str, Input], counts: Counter[str], *, images: bool = True
+    config: FromCompletions, inputs: Mapping[str, Input], counts: Counter[str]
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of the dataset, with their usable completions."""
-    rows = iterate_rows(inputs["dataset"].folder, images=images)
+    rows = iterate_rows(inputs["dataset"].folder, images=True)
     return (counted_truncated(row, counts, drop=config.drop_truncated) for row in rows)
 
 
@@ -117,7 +117,7 @@ def unpaired(config: UnpairedConfig, inputs: Mapping[str, Input], context: Stage
     threshold, margin = config.threshold, config.margin
     rows = [
         labelled_row
-        for row in _completions(config, inputs, counts, images=False)
+        for row in _completions(config, inputs, counts)
         for labelled_row in labelled(row, threshold=threshold, margin=margin, counts=counts)
     ]
     for label, change in (("desirable", "lower"), ("undesirable", "raise")):

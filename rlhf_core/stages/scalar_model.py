@@ -7,6 +7,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
@@ -19,6 +20,7 @@ from rlhf_core.data.reading import iterate_rows
 from rlhf_core.errors import StageError
 from rlhf_core.models.folders.folder import ADAPTER
 from rlhf_core.models.merging import merge_adapter
+from rlhf_core.models.vision import RowImages
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.supervised.encoding import read_examples
 from rlhf_core.supervised.examples import Example, Packer
@@ -37,25 +39,27 @@ def train_scalar_model(
     context: StageContext,
     cluster: Cluster,
     *,
-    encode: Callable[[Tokenizer, Row], list[Example]],
+    encode: Callable[..., list[Example]],
     pack: Packer,
     worker: type[ScalarWorker[Any]],
     counted: str,
+    images: Callable[[Path], RowImages | None] | None = None,
     **stored: Any,
 ) -> Output:
     """Train the input `model` on the rows of the input `dataset`, encoded by `encode`.
 
-    pack: makes the batches of a `worker`, one rank. counted: the noun for held-out items, as in the manifest. stored:
-    further entries of the model's config.json.
+    pack: makes the batches of a `worker`, one rank. counted: the noun for held-out items, as in the manifest. images:
+    makes the reader of a dataset's images, of which `encode` gets it as `images`; None: rows have none. stored: further
+    entries of the model's config.json.
     Raises StageError if all examples have one label.
     """
     model = inputs["model"]
     tokenizer = load_tokenizer(model.folder)
 
-    as_encoded = partial(_encoded, encode, tokenizer, config)
-
     def read(dataset: Input) -> Fitted[StoredExamples]:
-        return read_examples(dataset, as_encoded, config, model.folder, context)
+        of_rows = {} if images is None else {"images": images(dataset.folder)}
+        as_encoded = partial(_encoded, partial(encode, **of_rows), tokenizer, config)
+        return read_examples(dataset, as_encoded, config, model.folder, context, images=images is not None)
 
     fitted, validated = read(inputs["dataset"]), read_held_out(config, inputs, read)
     labels = {target for targets in fitted.rows.values("targets") for target in targets}
@@ -113,7 +117,7 @@ def split_examples(dataset: Input, examples: StoredExamples, seed: int) -> tuple
     for index, row_id in enumerate(examples.values("row_id")):
         indices_of[row_id].append(index)
     # A mix may repeat a row, all of whose examples go to one side.
-    rows = {row["id"]: _prompt_part(row) for row in iterate_rows(dataset.folder) if row["id"] in indices_of}
+    rows = {r["id"]: _prompt_part(r) for r in iterate_rows(dataset.folder, images=True) if r["id"] in indices_of}
     parts = split_by_prompt(list(rows.values()), seed)
     trained, held_out = (examples.select(i for row in part for i in indices_of[row["id"]]) for part in parts)
     return trained, held_out

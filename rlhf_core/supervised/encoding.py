@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import transformers
 
@@ -46,9 +47,9 @@ def row_images(processor: ImageProcessor | None, dataset: Path) -> RowImages | N
     return None if processor is None else RowImages(processor, dataset / IMAGES_FOLDER)
 
 
-def one_example(encode: Callable[[Tokenizer, Row], Example], tokenizer: Tokenizer, row: Row) -> list[Example]:
-    """Adapt `encode` for rows that make one example each."""
-    return [encode(tokenizer, row)]
+def one_example(encode: Callable[..., Example], tokenizer: Tokenizer, row: Row, **options: Any) -> list[Example]:
+    """Adapt `encode` for rows that make one example each. options: of `encode`."""
+    return [encode(tokenizer, row, **options)]
 
 
 def require_context(model: Path, max_length: int) -> None:

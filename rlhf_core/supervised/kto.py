@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.chat.encoding import ended_completion
+from rlhf_core.chat.image_messages import images_of
 from rlhf_core.chat.sampled_tokens import sampled_reply
 from rlhf_core.config.stages.kto import KTOConfig
 from rlhf_core.data.fitting import Row
 from rlhf_core.losses.kto import kto_loss
 from rlhf_core.metrics import LossAndMetrics, Sum
+from rlhf_core.models.vision import ImageProcessor, RowImages, with_images
 from rlhf_core.packing import pack, select_sequences
-from rlhf_core.supervised.examples import Example, Shard
+from rlhf_core.supervised.examples import Example, Shard, images_of_each
 from rlhf_core.supervised.referenced import ReferencedWorker, sums_by_sequence, trained_lengths
 from rlhf_core.types import LabelledBatch, PackedBatch, UnpairedBatch
 
@@ -24,23 +26,35 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-def labelled_example(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
-    """Encode a prompt with its completion; all tokens of the completion, including its end, are trained."""
+def labelled_example(tokenizer: PreTrainedTokenizerFast, row: Row, images: RowImages | None = None) -> Example:
+    """Encode a prompt with its completion; all tokens of the completion, including its end, are trained.
+
+    images: reads those of the prompt; none: the rows have none.
+    """
     ids, mask = ended_completion(
         tokenizer, row["prompt"], row["completion"], row.get("tools"), sampled=sampled_reply(row, "completion")
     )
-    return Example(row["id"], (ids,), (mask,), desirable=bool(row["label"]))
+    if images is None:
+        return Example(row["id"], (ids,), (mask,), desirable=bool(row["label"]))
+    ids, mask, found = images.expanded(ids, mask, images_of(row["prompt"]))
+    return Example(row["id"], (ids,), (mask,), images=(found,) if found else (), desirable=bool(row["label"]))
 
 
-def pack_unpaired(examples: Sequence[Example], max_length: int) -> UnpairedBatch:
-    """Pack each example, and its prompt with the completion of the next one, cut at `max_length`."""
+def pack_unpaired(
+    examples: Sequence[Example], max_length: int, processor: ImageProcessor | None = None
+) -> UnpairedBatch:
+    """Pack each example, and its prompt with the completion of the next one, cut at `max_length`.
+
+    processor: of the model, if examples have images.
+    """
     sequences, masks = [], []
     for example, other in zip(examples, [*examples[1:], examples[0]], strict=True):
         (ids,), (mask,) = example.sequences, example.masks
         prompt, completion = ids[: mask.index(True)], other.sequences[0][other.masks[0].index(True) :]
         sequences += [ids, (prompt + completion)[:max_length]]
         masks += [mask, ([False] * len(prompt) + [True] * len(completion))[:max_length]]
-    packed = pack(sequences, masks)
+    of_prompts = [images for images in images_of_each(examples) for _ in range(2)]
+    packed = with_images(pack(sequences, masks), of_prompts, processor)
     return UnpairedBatch(**vars(packed), desirable=torch.tensor([example.desirable for example in examples]))
 
 

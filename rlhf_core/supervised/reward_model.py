@@ -23,13 +23,15 @@ from rlhf_core.types import PreferenceBatch
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from rlhf_core.models.vision import RowImages
 
-def judged_pair(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
+
+def judged_pair(tokenizer: PreTrainedTokenizerFast, row: Row, images: RowImages | None = None) -> Example:
     """Encode a pair; only tokens of the chosen completion are trained, by the language modelling term.
 
-    The rewards of both are read at their last tokens.
+    The rewards of both are read at their last tokens. images: reads those of the row; none: the rows have none.
     """
-    pair = pair_example(tokenizer, row)
+    pair = pair_example(tokenizer, row, images)
     return replace(pair, masks=(pair.masks[0], [False] * len(pair.masks[1])))
 
 

@@ -76,7 +76,8 @@ class DatasetConfig(SeededConfig):
     )
     columns: dict[str, str] = Field(default={}, description="canonical column -> the source's column")
     images: ImagesConfig = since_default(
-        ImagesConfig(), description="images of rows of the formats `conversations`, `prompts` and `preferences`"
+        ImagesConfig(),
+        description="images of rows of the formats `conversations`, `prompts`, `preferences` and `unpaired`",
     )
     limit: Rows | None = Field(default=None, description="maximum number of rows; none: all")
     share: PositiveShare | None = Field(

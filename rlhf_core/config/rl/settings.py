@@ -98,9 +98,8 @@ class RLSettings(EnginesConfig, KeyedConfig):
     def text_readers(self) -> tuple[str, ...]:
         """Settings that read text only, without the images of prompts."""
         settings = self.settings
-        readers = [f"{self.block}.rewards.{name}" for name in settings.model_rewards]
-        readers += [f"{self.block}.teacher"] if settings.teacher is not None else []
-        readers += [f"{self.block}.critic"] if settings.critic_settings is not None else []
+        teacher = settings.teacher
+        readers = [f"{self.block}.teacher.hint"] if teacher is not None and teacher.hint is not None else []
         # A dataset of completions would not contain the images.
         readers += ["keep.rollouts_every"] if self.keep.rollouts_every is not None else []
         return tuple(readers)

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from rlhf_core.config.base import Reads
 from rlhf_core.config.stages.preference_losses import PreferenceLossConfig
 from rlhf_core.config.stages.reference_model import PairReferenceConfig, ReferencedConfig
-from rlhf_core.config.stages.validation import PairsWithImagesValidation
+from rlhf_core.config.stages.validation import PairsValidation
 from rlhf_core.config.texts import JudgeName
 from rlhf_core.errors import ConversationError
 
@@ -21,7 +21,7 @@ class PreferenceConfig(ReferencedConfig):
     dataset: Annotated[str, Reads("dataset", format="preferences", images=True)] = Field(
         description="name of an entry of the recipe's `data`, format preferences"
     )
-    validation: PairsWithImagesValidation | None = Field(
+    validation: PairsValidation | None = Field(
         default=None, description="validation on held-out rows during training; none: the result is the last weights"
     )
     losses: dict[JudgeName, PreferenceLossConfig] = Field(

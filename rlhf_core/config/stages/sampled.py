@@ -247,10 +247,6 @@ class UnpairedConfig(FromCompletions):
 
     made_format: ClassVar[str] = "unpaired"
 
-    # Without images: nothing could read the result, since KTO reads text alone.
-    dataset: Annotated[str, Reads("dataset", format="completions", only_read=True)] = Field(
-        description="a stage `generate`, or an entry of the recipe's `data`, format completions"
-    )
     threshold: Reward = Field(description="minimum reward of good completions; those below are bad")
     margin: RewardGap = Field(default=0.0, description="completions with a reward closer to the threshold are dropped")
 

@@ -170,12 +170,6 @@ class HeldOutConversations(Config):
 
 
 class HeldOutPairs(Config):
-    """Preference pairs."""
-
-    dataset: Annotated[str, Reads("dataset", format="preferences", held_out=True)] = _held_out("preferences")
-
-
-class HeldOutPairsWithImages(HeldOutPairs):
     """Preference pairs whose prompts may have images."""
 
     dataset: Annotated[str, Reads("dataset", format="preferences", held_out=True, images=True)] = _held_out(
@@ -184,9 +178,9 @@ class HeldOutPairsWithImages(HeldOutPairs):
 
 
 class HeldOutUnpaired(Config):
-    """Labelled completions."""
+    """Labelled completions, whose prompts may have images."""
 
-    dataset: Annotated[str, Reads("dataset", format="unpaired", held_out=True)] = _held_out("unpaired")
+    dataset: Annotated[str, Reads("dataset", format="unpaired", held_out=True, images=True)] = _held_out("unpaired")
 
 
 class HeldOutCompletions(Config):
@@ -223,15 +217,9 @@ class _AccuracyValidation(SupervisedValidationConfig):
 
 
 class PairsValidation(_AccuracyValidation, HeldOutPairs):
-    """Loss of held-out preference pairs, and the share whose chosen completion has the higher reward."""
-
-    also: dict[str, HeldOutPairs] = Field(default={}, description=_NAMED)
-
-
-class PairsWithImagesValidation(_AccuracyValidation, HeldOutPairsWithImages):
     """Loss of held-out pairs whose prompts may have images, and the share that is ordered correctly."""
 
-    also: dict[str, HeldOutPairsWithImages] = Field(default={}, description=_NAMED)
+    also: dict[str, HeldOutPairs] = Field(default={}, description=_NAMED)
 
 
 class UnpairedValidation(_AccuracyValidation, HeldOutUnpaired):

@@ -222,8 +222,8 @@ def _require_text(fields: Mapping[str, Any], place: str) -> None:
         if _is_present(fields, name):
             rest = "" if place else f", or leave it out by `columns: {{unused: {name}}}`"
             raise RowError(
-                f"`{place}{name}` goes with the text, but rows have text alone, and in `conversations`, `prompts` and "
-                f"`preferences` images (docs/guides/vision.md says where): take such rows out{rest}",
+                f"`{place}{name}` goes with the text, but rows have text alone, and in `conversations`, `prompts`, "
+                f"`preferences` and `unpaired` images (docs/guides/vision.md says where): take such rows out{rest}",
                 f"`{name}` goes with the text",
             )
 
@@ -259,7 +259,7 @@ def _part_text(part: Any, where: str, column: str) -> str:
     if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
         raise RowError(
             f"`{where}.content` has a part of the type {str(kind)[:40]!r}: rows have text alone, and in "
-            "`conversations`, `prompts` and `preferences` images, take it out",
+            "`conversations`, `prompts`, `preferences` and `unpaired` images, take it out",
             f"`{column}` has a content that is not text alone",
         )
     text: str = part["text"]

@@ -17,7 +17,8 @@ _LABELS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.
 
 class Unpaired(AnsweredFormat):
     name = "unpaired"
-    reads = frozenset({*PROMPT_COLUMNS, "completion", "label", *BESIDE_MESSAGES})
+    has_images = True
+    reads = frozenset({*PROMPT_COLUMNS, "completion", "label", "images", "image", *BESIDE_MESSAGES})
 
     def without_tools(self, row: Row) -> Row:
         prompt, (completion,) = read_answered(row, ("completion",))

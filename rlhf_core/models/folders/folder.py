@@ -19,9 +19,10 @@ GENERATION_CONFIG = "generation_config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER = "adapter"  # of a reward model that was trained as one: the folder with it, beside the merged weights
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")  # of images
 _TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", f"{TEMPLATES}/*.jinja", "vocab.*",
-    "merges.txt", "*.model", "processor_config.json", "preprocessor_config.json",
+    "merges.txt", "*.model", *PROCESSOR_FILES,
 )  # fmt: skip
 
 

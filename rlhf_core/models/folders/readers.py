@@ -13,6 +13,8 @@ from typing import Any, TypeGuard
 
 from rlhf_core.config.rewards.rewards import ModelReward, ProcessRewardModelReward
 from rlhf_core.models.folders.check import vocabulary_size
+from rlhf_core.models.folders.folder import PROCESSOR_FILES, read_config
+from rlhf_core.models.folders.vision_models import reads_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,25 @@ def separator_problem(trained: str | None, settings: ModelReward) -> str | None:
 def same_tokens(folder: Path, other: Path) -> bool:
     """Whether two model folders have the same tokenizer."""
     return (folder / "tokenizer.json").read_bytes() == (other / "tokenizer.json").read_bytes()
+
+
+def images_problem(folder: Path, policy: Path) -> str | None:
+    """Return the reason why the model in `folder` cannot read the images of a policy's prompts; None if it can: it gets
+    the policy's tokens and pixels.
+    """
+    config = read_config(folder)
+    if not reads_images(config):
+        return "the prompts have images, and it reads text alone"
+    if config["model_type"] != read_config(policy).get("model_type"):
+        return "the prompts have images, and it is of another architecture than the policy, which reads them otherwise"
+    different = next((name for name in PROCESSOR_FILES if _content(folder / name) != _content(policy / name)), None)
+    if different is not None or not same_tokens(folder, policy):
+        return f"the prompts have images, and its {different or 'tokenizer.json'} is not the policy's"
+    return None
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 def judge_problem(config: Mapping[str, Any], settings: ModelReward, *, reads_tokens: bool, tokens: int) -> str | None:

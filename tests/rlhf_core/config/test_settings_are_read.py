@@ -69,7 +69,7 @@ USED_OTHERWISE = {
     **dict.fromkeys(("Placement.threads", "RolloutEngineConfig.threads"), "num_threads is read"),
     **dict.fromkeys(
         (f"{kind}Validation.also" for kind in (
-            "Text", "Conversations", "Pairs", "PairsWithImages", "Unpaired", "Completions", "Stepwise",
+            "Text", "Conversations", "Pairs", "Unpaired", "Completions", "Stepwise",
         )),
         "SupervisedValidationConfig.names returns their names, which are those of inputs",
     ),

@@ -163,8 +163,8 @@ def test_replies_and_other_formats_have_no_images(reader: ImageReader) -> None:
     reply = {"role": "assistant", "content": [{"type": "image", "image": RED}]}
     with pytest.raises(RowError, match=r"`messages\[1\]` has images, but models write text alone"):
         canonical_row({"messages": [*user(TEXT)["prompt"], reply]}, "conversations", {}, reader)
-    with pytest.raises(RowError, match="in `conversations`, `prompts` and `preferences` images"):
-        canonical_row({"prompt": "x", "images": [RED], "completion": "a", "label": True}, "unpaired", {}, reader)
+    with pytest.raises(RowError, match="in `conversations`, `prompts`, `preferences` and `unpaired` images"):
+        canonical_row({"prompt": "x", "images": [RED], "completions": ["a"]}, "completions", {}, reader)
 
 
 def test_the_same_question_about_another_image_is_another_row(reader: ImageReader) -> None:

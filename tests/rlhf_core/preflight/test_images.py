@@ -98,6 +98,8 @@ def test_images_go_on_to_what_is_made_of_completions(problems: Problems) -> None
         "better": {"stage": "pairs", "dataset": "sampled"},
         "dpo": {**LEARNS, "dataset": "better"},
         "best": {"stage": "best_of_n", "dataset": "sampled"},
+        "labels": {"stage": "unpaired", "dataset": "sampled", "threshold": 0.5},
+        "kto": {"stage": "kto", "dataset": "labels", "batch_size": 2, "max_length": 64, "optimizer": OPTIMIZER},
         "tuned": {"stage": "sft", "dataset": "best", "batch_size": 1, "max_length": 64, "optimizer": OPTIMIZER},
     }
     seeing_more = [put(name, value=value) for name, value in stages.items()]
@@ -121,23 +123,8 @@ def test_images_go_on_to_what_is_made_of_completions(problems: Problems) -> None
             "top.dataset: talks.jsonl line 1 in `data.talks` has images, and top reads text alone: give it rows",
         ),
         (
-            both(SEES, PAIRS),
-            "reward_model.dataset: pairs.jsonl line 1 in `data.pairs` has images, and reward_model reads text alone",
-        ),
-        (
-            both(SEES, PROMPTS),
-            "rl.dataset: prompts.jsonl line 1 in `data.prompts` has images, and rl.ppo.rewards.preference reads text",
-        ),
-        (
             both(SEES, PROMPTS, put("sampled", value={**SAMPLED, "rewards": {"taste": {"type": "reward_model"}}})),
             "sampled.dataset: prompts.jsonl line 1 in `data.prompts` has images, and sampled.rewards.taste reads text",
-        ),
-        (
-            seeing(
-                put("sampled", value=SAMPLED),
-                put("labels", value={"stage": "unpaired", "dataset": "sampled", "threshold": 0.5}),
-            ),
-            "labels.dataset: prompts.jsonl line 1 in `data.prompts` has images, which `sampled` keeps, and labels",
         ),
         (
             playing("executor"),

@@ -21,17 +21,20 @@ from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.config.stages.language_models import SFTConfig
 from rlhf_core.config.stages.logprobs import LogprobsConfig, TopLogprobsConfig
 from rlhf_core.config.stages.preference import PreferenceConfig
+from rlhf_core.config.stages.reward_models import RewardModelConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.reading import dataset_info, read_rows
 from rlhf_core.errors import EpisodeError, StageError
-from rlhf_core.models.loading import load_causal_model
-from rlhf_core.models.packed import PolicyModel
+from rlhf_core.models.folders.folder import copy_tokenizer, read_config
+from rlhf_core.models.folders.readers import stored_scale
+from rlhf_core.models.loading import load_causal_model, load_scalar_model
+from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.vision import RowImages, open_processor
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import dataset as dataset_stage
-from rlhf_core.stages import evaluation, logprobs, preference, rl, sft, top_logprobs
+from rlhf_core.stages import evaluation, logprobs, preference, reward_model, rl, sft, top_logprobs
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.supervised.sft import conversation_examples, pack_sequences
 from rlhf_core.types import Trajectory
@@ -44,6 +47,7 @@ from tests.rlhf_core.stages.supervised_runs import (
     no_cluster,
 )
 from tests.rlhf_core.stages.vision_runs import ENGINE_SETTINGS, OPTIMIZER_SETTINGS, made, pairs, rows, valid
+from tests.rlhf_core.vision_folders import vision_folder
 
 pytestmark = pytest.mark.endurance("architectures")
 
@@ -205,6 +209,14 @@ def test_a_frozen_vision_encoder_stays_as_it_is(model: Input, talks: Input, tmp_
         assert torch.equal(value, before[name]) == ("vision_model" in name), name
 
 
+def scalar_folder(causal: Path, folder: Path) -> Input:
+    """A reward model of the causal model in a folder, with a fresh head."""
+    model: Any = load_scalar_model(causal, dtype=torch.float32, attention="sdpa")
+    model.save_pretrained(folder)
+    copy_tokenizer(causal, folder)
+    return local_input(folder, Kind.REWARD_MODEL)
+
+
 def test_stages_and_models_of_text_refuse_images(model: Input, talks: Input, prompts: Input, tmp_path: Path) -> None:
     inputs = {"model": model, "dataset": talks}
     settings = valid(TopLogprobsConfig, {"dataset": "d", "k": 2, "max_length": 64, "engine": ENGINE_SETTINGS})
@@ -213,11 +225,16 @@ def test_stages_and_models_of_text_refuse_images(model: Input, talks: Input, pro
     text = {"model": base_model(tmp_path / "base", hidden=64), "dataset": talks}
     with pytest.raises(StageError, match="a message has images, but the model reads text alone"):
         sft.run(config(), text, context_of(tmp_path / "sft", text), no_cluster)
-    critic = {"optimizer": OPTIMIZER_SETTINGS}
-    ppo = {**RL, "algorithm": "ppo", "ppo": {**RL["grpo"], "group_size": 1, "critic": critic}}
     asked = {"model": model, "dataset": prompts}
-    with pytest.raises(StageError, match=r"row .* has images, and ppo.critic reads text alone"):
-        rl.run(valid(RLConfig, ppo), asked, context_of(tmp_path / "rl", asked), no_cluster)
+    other = vision_folder("smolvlm", tmp_path / "other")
+    for judge, problem in (
+        (text["model"].folder, "the prompts have images, and it reads text alone"),
+        (other, "the prompts have images, and it is of another architecture than the policy"),
+    ):
+        judged = {**RL["grpo"], "rewards": {"taste": {"type": "reward_model", "normalize": False}}}
+        reading = {**asked, "grpo.rewards.taste.model": scalar_folder(judge, tmp_path / judge.name / "judge")}
+        with pytest.raises(StageError, match=rf"grpo.rewards.taste: {problem}"):
+            rl.run(valid(RLConfig, {**RL, "grpo": judged}), reading, context_of(tmp_path / "rl", reading), no_cluster)
     kept = valid(RLConfig, {**RL, "keep": {"rollouts_every": 1}})
     with pytest.raises(StageError, match=r"row .* has images, and keep.rollouts_every reads text alone"):
         rl.run(kept, asked, context_of(tmp_path / "kept", asked), no_cluster)
@@ -284,6 +301,39 @@ def test_rl_trains_what_the_engine_sampled_of_pictures(
     before = load_file(policy.folder / "model.safetensors")
     assert any("vision_model" in n and not torch.equal(v, before[n]) for n, v in weights(output).items())
     print({k: v for k, v in context.logs[-1][1].items() if "/" not in k})
+
+
+@pytest.mark.endurance("architectures")
+@pytest.mark.timeout(300)
+@pytest.mark.slow("RL of a vision model with vLLM")
+def test_critic_and_reward_model_of_ppo_see_the_pictures(
+    model: Input, trained: Output, in_process: InProcessCluster, prompts: Input, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    policy = local_input(trained.folder, Kind.POLICY)
+    dataset = local_input(made(tmp_path / "pairs", "preferences", pairs(rows(16))).folder, Kind.DATASET)
+    judging = {"model": policy, "dataset": dataset}
+    settings = {"dataset": "d", "epochs": 6, "batch_size": 8, "max_length": 64, "optimizer": OPTIMIZER_SETTINGS}
+    learned = reward_model.run(
+        valid(RewardModelConfig, {**settings, "engine": ENGINE_SETTINGS}), judging,
+        context_of(tmp_path / "rm", judging), inline,
+    )  # fmt: skip
+    judge = local_input(learned.folder, Kind.REWARD_MODEL)
+    inputs = {"model": policy, "dataset": prompts, "ppo.rewards.taste.model": judge}
+    context, seen = context_of(tmp_path / "rl", inputs), recorded(monkeypatch)
+    taste = {"rewards": {"taste": {"type": "reward_model"}}, "group_size": 1}
+    ppo = {**RL["grpo"], **taste, "critic": {"optimizer": OPTIMIZER_SETTINGS}}
+    rl.run(valid(RLConfig, {**RL, "steps": 1, "algorithm": "ppo", "ppo": ppo}), inputs, context, in_process)
+    assert any(t.prompt.images for t in seen)
+    scale = stored_scale(read_config(judge.folder))
+    assert scale is not None
+    alone = ScalarModel(load_scalar_model(judge.folder, dtype=torch.float32, attention="sdpa").eval())
+    processor = open_processor(policy.folder)
+    for trajectory in seen:
+        with torch.no_grad():
+            score = float(alone(pack_trajectories([trajectory], processor))[-1])
+        assert trajectory.reward == pytest.approx((score - scale.mean) / scale.std, abs=1e-3)
+    assert math.isfinite(context.logs[0][1]["value_loss"])
 
 
 SHOWS = """

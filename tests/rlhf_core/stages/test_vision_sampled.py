@@ -223,7 +223,7 @@ def two_pictures(folder: Path) -> Input:
     return local_input(made(folder / "two", "prompts", [both]).folder, Kind.DATASET)
 
 
-def test_judges_of_pairs_and_kto_get_no_images(model: Input, prompts: Input, tmp_path: Path) -> None:
+def test_judges_of_pairs_get_no_images_and_labels_keep_them(model: Input, prompts: Input, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(model.folder)
     engine = ScriptedEngine(lambda _, seed: [tokenizer.convert_tokens_to_ids("abc"[(seed or 0) % 3])])
     cluster = InProcessCluster(lambda *_: nullcontext(InlineEngines(engine)))
@@ -234,5 +234,11 @@ def test_judges_of_pairs_and_kto_get_no_images(model: Input, prompts: Input, tmp
     judged = valid(PairsConfig, {"dataset": "d", "judge": judge, "select": "all"})
     with pytest.raises(StageError, match=r"row .* has images, and judge reads text alone"):
         sampled.pairs(judged, given, LocalContext(tmp_path / "pairs"))
-    with pytest.raises(StageError, match="the dataset has rows with images, and this stage reads text alone"):
-        sampled.unpaired(UnpairedConfig(dataset="d", threshold=0.5), given, LocalContext(tmp_path / "unpaired"))
+    rewarded = [
+        {**row, "completions": [{**each, "reward": float(n)} for n, each in enumerate(row["completions"])]}
+        for row in read_rows(output.folder, images=True)
+    ]
+    write_dataset(tmp_path / "rewarded", rewarded, {"format": "completions"}, images_from=output.folder)
+    given = {"dataset": local_input(tmp_path / "rewarded", Kind.DATASET)}
+    labels = sampled.unpaired(UnpairedConfig(dataset="d", threshold=0.5), given, LocalContext(tmp_path / "unpaired"))
+    assert dataset_info(labels.folder)["images"] == dataset_info(output.folder)["images"] > 0
