@@ -188,8 +188,18 @@ def install(device: str, kit: "Path | None", left_out: "list[str]") -> None:
     else:
         pip("install", "--no-deps", "-r", str(LOCKS[device]))
     if device == "cpu":
-        pip("uninstall", "-y", *UNWANTED_ON_CPU)
+        pip("uninstall", "-y", *unusable())
     pip("install", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+
+
+def unusable() -> "list[str]":
+    """Return the packages of UNWANTED_ON_CPU to remove: all but a torchvision that imports beside this build of torch.
+
+    Engines need it for most models that read images.
+    """
+    command = [str(VENV / "bin" / "python"), "-c", "import torchvision"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return [name for name in UNWANTED_ON_CPU if done.returncode or name != "torchvision"]
 
 
 def install_kit(kit: Path, lock: Path, left_out: "list[str]") -> None:

@@ -152,6 +152,23 @@ def test_a_failure_ends_the_script_with_one_line_and_exit_code_1() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("works", "removed"),
+    [(True, ["torchaudio", "torchcodec"]), (False, ["torchvision", "torchaudio", "torchcodec"])],
+)
+def test_a_torchvision_stays_that_imports_beside_torch(
+    works: bool, removed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "torchvision.py").write_text("" if works else "raise RuntimeError('operator does not exist')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(setup, "VENV", tmp_path)
+    assert setup.unusable() == removed
+
+
 @pytest.mark.parametrize("lock", ["cpu.lock", "gpu.lock"])
 def test_locks_pin_every_version_and_name_no_place(lock: str) -> None:
     lines = (ROOT / "requirements" / lock).read_text(encoding="utf-8").splitlines()

@@ -17,6 +17,7 @@ class VisionParts:
     encoder: str
     connectors: tuple[str, ...]  # from the encoder to the text model; they may be inside the encoder
     image_field: str = "image_token_id"  # of config.json: the token that templates write for an image
+    engine_libraries: tuple[str, ...] = ("torchvision",)  # that vLLM needs for it, beside its own
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -25,8 +26,8 @@ class VisionParts:
 
 # By model_type. Each was trained here: its log-probs and gradients were those of the model's own forward.
 VISION_MODELS: Mapping[str, VisionParts] = {
-    "idefics3": VisionParts("model.vision_model", ("model.connector",)),
-    "smolvlm": VisionParts("model.vision_model", ("model.connector",)),
+    "idefics3": VisionParts("model.vision_model", ("model.connector",), engine_libraries=()),
+    "smolvlm": VisionParts("model.vision_model", ("model.connector",), engine_libraries=("torchvision", "num2words")),
     "qwen2_5_vl": VisionParts("model.visual", ("model.visual.merger",)),
     "qwen3_vl": VisionParts("model.visual", ("model.visual.merger", "model.visual.deepstack_merger_list")),
     "gemma3": VisionParts("model.vision_tower", ("model.multi_modal_projector",), "boi_token_index"),

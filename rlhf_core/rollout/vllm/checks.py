@@ -6,12 +6,15 @@ Used before a run, for every available model, and by the engine itself.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 from rlhf_core.config.base import DTYPE_BYTES, Dtype
 from rlhf_core.config.engines.rollout import VllmEngineConfig
+from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models.folders.caches import caches_all_tokens
 from rlhf_core.models.folders.folder import has_experts, text_config
+from rlhf_core.models.folders.vision_models import VISION_MODELS
 
 # Constants of vLLM on CPU. A test compares them with vLLM's own, whose import takes seconds.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -33,6 +36,22 @@ def problems(
         yield from problems_on_cpu(settings, engine, dtype)
     if engine.workers_per_engine > 1:
         yield from split_problems(class_settings, engine)
+
+
+def require_image_libraries(config: Mapping[str, Any]) -> None:
+    """Raise StageError if vLLM cannot import its module of an architecture that reads images: it would not say why.
+
+    config: config.json of a model that reads images.
+    """
+    kind = config["model_type"]
+    for name in VISION_MODELS[kind].engine_libraries:
+        try:
+            import_module(name)
+        except Exception as error:  # a build for another device raises errors of other types than ImportError
+            raise StageError(
+                f"vLLM needs {name} to serve a {kind}, and it cannot be imported ({reason_of(error)}): install a build "
+                "for this one of torch; stages without engines, such as sft and reward_model, do without it"
+            ) from error
 
 
 def problems_on_cpu(config: Mapping[str, Any], rollout: VllmEngineConfig, dtype: Dtype | None) -> Iterator[str]:

@@ -17,7 +17,7 @@ from rlhf_core.models.folders.class_config import class_config, settings_of
 from rlhf_core.models.folders.folder import text_config
 from rlhf_core.models.folders.vision_models import reads_images
 from rlhf_core.rollout.engine import MOST_TOP_LOGPROBS, EngineSettings
-from rlhf_core.rollout.vllm.checks import cpu_cache_bytes, problems_on_cpu, split_problems
+from rlhf_core.rollout.vllm.checks import cpu_cache_bytes, problems_on_cpu, require_image_libraries, split_problems
 from rlhf_core.rollout.vllm.environment import set_vllm_environment
 from rlhf_core.rollout.vllm.outputs import KeptIn
 from rlhf_core.rollout.vllm.passed import passed_arguments
@@ -61,6 +61,7 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
         "worker_extension_cls": _WORKER,
     }
     if reads_images(model):
+        require_image_libraries(model)
         # The image processor needs the tokenizer. Engines still return tokens.
         arguments |= {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": config.max_images}}
     if current_platform.is_cpu():

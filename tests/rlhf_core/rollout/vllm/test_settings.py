@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from rlhf_core.config.engines.passed import VLLM
 from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.config.stages.trained import LoraConfig
+from rlhf_core.errors import StageError
 from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout import child_engine
 from rlhf_core.rollout.child_engine import ChildEngine
@@ -19,6 +21,7 @@ from rlhf_core.rollout.vllm.checks import (
     VOCABULARY_PADDING,
     cpu_cache_bytes,
     problems_on_cpu,
+    require_image_libraries,
     split_problems,
 )
 from rlhf_core.rollout.vllm.passed import problems
@@ -181,3 +184,10 @@ def test_passed_settings_reach_the_engine_and_a_wrong_one_ends_its_start(
     wrong = VllmEngineConfig(max_length=64, vllm={"block_sise": 64})
     with pytest.raises(ValueError, match=r"rollout\.vllm\.block_sise: vLLM has no such setting"):
         ChildEngine(engine_process, tmp_path, EngineSettings(wrong, "float32", seed=0))
+
+
+def test_a_library_that_vllm_lacks_for_images_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # its import fails
+    require_image_libraries({"model_type": "idefics3"})
+    with pytest.raises(StageError, match=r"vLLM needs torchvision to serve a qwen2_5_vl, and it cannot be imported"):
+        require_image_libraries({"model_type": "qwen2_5_vl"})
