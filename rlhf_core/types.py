@@ -36,6 +36,9 @@ class SequenceImage:
     path: str  # of its file, on the node of the driver; its name is the SHA-256 of its content
     start: int  # index of its first token in the sequence
     length: int  # tokens, the marks around it included
+    # Tokens of the template in place of these; empty: the placeholder of an image. Others if the tokenizer has merged
+    # the first or last of these with the text beside the image
+    written: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

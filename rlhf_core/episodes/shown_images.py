@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def request_images(images: Sequence[SequenceImage]) -> list[RequestImage]:
     """Return the images as in an engine's request."""
-    return [RequestImage(Path(image.path).read_bytes(), image.start, image.length) for image in images]
+    return [RequestImage(Path(image.path).read_bytes(), image.start, image.length, image.written) for image in images]
 
 
 def row_with_data_urls(prompt: Prompt) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class ShownImages:
         digests = images_of(messages)
         self._rows.require_few(before + len(digests))
         ids, _, placed = self._rows.expanded(token_ids, [False] * len(token_ids), digests)
-        return ids, tuple(SequenceImage(image.path, start + image.start, image.length) for image in placed)
+        return ids, tuple(replace(image, start=start + image.start) for image in placed)
 
     def _keep(self, digest: Any, prompt: Prompt) -> None:
         paths_by_digest = {Path(image.path).name: image.path for image in prompt.images}

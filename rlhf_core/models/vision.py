@@ -40,6 +40,7 @@ class ImageProcessor:
             ) from error
         self.image_token_id: int = self._processor.image_token_id  # which a template writes for an image
         self.feature_token_id = self._model.feature_token_id(self._processor)  # which an image's features replace
+        self.merges = self._model.merges(self._processor)
         self._kept: dict[str, ReadImage] = {}  # by path, those read longest ago first
         self._kept_bytes = 0
 
@@ -83,8 +84,7 @@ class RowImages:
         Raises ConversationError if the template has not written each image once, or if there are too many.
         """
         self.require_few(len(digests))
-        token = None if self.processor is None else self.processor.image_token_id
-        if self.processor is None or not (digests or token in ids):
+        if self.processor is None or not (digests or self.processor.image_token_id in ids):
             return list(ids), list(mask), ()
         if (written := list(ids).count(self.processor.image_token_id)) != len(digests):
             raise ConversationError(
@@ -95,17 +95,42 @@ class RowImages:
         trained: list[bool] = []
         images: list[SequenceImage] = []
         left = iter(digests)
-        for each, is_trained in zip(ids, mask, strict=True):
-            if each != token:
+        for each, is_trained, following in zip(ids, mask, [*ids[1:], None], strict=True):
+            if each == self.processor.image_token_id:
+                path = str(self.folder / next(left))
+                self._place(path, tokens, trained, images)
+                continue
+            # Between two images it is merged with the second one, as engines do.
+            follows = _ends_with_image(tokens, images) and following != self.processor.image_token_id
+            merged = self.processor.merges.get((tokens[-1], each)) if follows else None
+            if merged is None or is_trained:
                 tokens.append(each)
                 trained.append(is_trained)
                 continue
-            path = str(self.folder / next(left))
-            image_tokens = self.processor.read(path).token_ids
-            images.append(SequenceImage(path, len(tokens), len(image_tokens)))
-            tokens += image_tokens
-            trained += [False] * len(image_tokens)
-        return tokens, trained, tuple(images)
+            tokens[-1] = merged
+            images[-1] = replace(images[-1], written=(*images[-1].written, each))
+        placeholder = (self.processor.image_token_id,)
+        return tokens, trained, tuple(replace(i, written=()) if i.written == placeholder else i for i in images)
+
+    def _place(self, path: str, tokens: list[int], trained: list[bool], images: list[SequenceImage]) -> None:
+        """Append an image. Its first token and the last one before it are one where the tokenizer merges them."""
+        assert self.processor is not None
+        own = list(self.processor.read(path).token_ids)
+        written: tuple[int, ...] = (self.processor.image_token_id,)
+        merged = self.processor.merges.get((tokens[-1], own[0])) if tokens and not trained[-1] else None
+        if merged is not None and _ends_with_image(tokens, images):  # which has the merged token
+            tokens[-1] = merged
+            own = own[1:]
+        elif merged is not None:
+            own[0], written = merged, (tokens.pop(), *written)
+            trained.pop()
+        images.append(SequenceImage(path, len(tokens), len(own), written))
+        tokens += own
+        trained += [False] * len(own)
+
+
+def _ends_with_image(tokens: Sequence[int], images: Sequence[SequenceImage]) -> bool:
+    return bool(images) and images[-1].start + images[-1].length == len(tokens)
 
 
 def open_processor(folder: Path) -> ImageProcessor | None:

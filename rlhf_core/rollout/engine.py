@@ -53,6 +53,7 @@ class RequestImage:
     content: bytes  # of the file
     start: int  # index of its first token in the prompt
     length: int  # tokens, including the markers around it
+    written: tuple[int, ...] = ()  # tokens to send in place of these; empty: the placeholder of an image
 
 
 @dataclass(frozen=True, slots=True)

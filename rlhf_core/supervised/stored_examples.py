@@ -72,7 +72,7 @@ class StoredExamples(Sequence[Example]):
         batch, row = self._place(number)
         columns: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
         columns |= {name: tuple(columns[name]) for name in ("sequences", "masks", "targets")}
-        columns["images"] = tuple(tuple(SequenceImage(**image) for image in images) for images in columns["images"])
+        columns["images"] = tuple(tuple(map(_image, images)) for images in columns["images"])
         example = Example(**columns)
         return example if self._references is None else replace(example, reference=self._references[number])
 
@@ -84,10 +84,15 @@ class StoredExamples(Sequence[Example]):
 _COLUMNS = ("row_id", "sequences", "masks", "margin", "desirable", "targets", "images")
 
 
+def _image(stored: dict[str, Any]) -> SequenceImage:
+    return SequenceImage(**{**stored, "written": tuple(stored["written"])})
+
+
 def _schema() -> Any:
     import pyarrow as pa
 
-    image = pa.struct({"path": pa.string(), "start": pa.int32(), "length": pa.int32()})
+    written = pa.list_(pa.int32())
+    image = pa.struct({"path": pa.string(), "start": pa.int32(), "length": pa.int32(), "written": written})
     types = (
         pa.string(), pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.bool_())), pa.float64(), pa.bool_(),
         pa.list_(pa.float64()), pa.list_(pa.list_(image)),

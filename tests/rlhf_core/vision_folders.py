@@ -32,11 +32,13 @@ class Made:
     processor: dict[str, Any]  # processor_config.json
 
 
-def tokenizer_with(marks: Mapping[str, str], *, around: tuple[str, str, str] = ("", "", "")) -> Any:
+def tokenizer_with(
+    marks: Mapping[str, str], *, around: tuple[str, str, str] = ("", "", ""), words: tuple[str, ...] = ()
+) -> Any:
     """The word-level tokenizer with the marks of images, by their names in the processor. around: an image's token,
     and what the template writes before and after it.
     """
-    plain = word_level_tokenizer((*WORDS, *dict.fromkeys(marks.values())), CONTEXT)
+    plain = word_level_tokenizer((*WORDS, *words, *dict.fromkeys(marks.values())), CONTEXT)
     named = {"user_token": USER, "assistant_token": ASSISTANT, **marks}
     tokenizer = hf.PreTrainedTokenizerFast(
         tokenizer_object=plain.backend_tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNKNOWN,
@@ -112,7 +114,7 @@ def _qwen3_vl() -> Made:
 
 def _gemma3() -> Made:
     marks = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-    tokenizer = tokenizer_with(marks)
+    tokenizer = tokenizer_with(marks, words=tuple("\n" * count for count in (2, 3, 4)))
     config = hf.Gemma3Config(
         boi_token_index=tokenizer.boi_token_id, eoi_token_index=tokenizer.eoi_token_id,
         image_token_index=tokenizer.image_token_id, mm_tokens_per_image=4, tie_word_embeddings=False,

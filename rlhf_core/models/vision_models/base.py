@@ -37,6 +37,12 @@ class VisionModel(ABC):
         token: int = processor.image_token_id
         return token
 
+    def merges(self, processor: Any) -> Mapping[tuple[int, int], int]:
+        """Return the token that the tokenizer writes in place of two, one of an image and one of the text beside it, or
+        of two images.
+        """
+        return {}
+
     def read(self, processor: Any, image: Any) -> ReadImage:
         """Read an image, a PIL image in RGB, with the model's own processor."""
         inputs = processor(text=processor.image_token, images=[[image]], add_special_tokens=False, return_tensors="pt")

@@ -43,6 +43,13 @@ class Gemma3(Tiles):
         token: int = processor.tokenizer.image_token_id
         return token
 
+    def merges(self, processor: Any) -> Mapping[tuple[int, int], int]:
+        """An image begins and ends with two newlines. As vLLM merges them."""
+        ids = processor.tokenizer.get_vocab()
+        lines = {count: ids["\n" * count] for count in range(1, 5) if "\n" * count in ids}
+        pairs = [(a, b) for a, b in ((1, 2), (2, 1), (2, 2)) if {a, b, a + b} <= lines.keys()]
+        return {(lines[a], lines[b]): lines[a + b] for a, b in pairs}
+
     def tile(self, config: Any) -> tuple[int, int]:
         return config.vision_config.image_size, config.mm_tokens_per_image
 

@@ -20,7 +20,7 @@ def prompt_of(request: Request, image_token: int | None) -> Any:
     if image_token is None:
         raise ValueError("a request has images, but the model that is served reads text alone")
     for image in reversed(request.images):
-        ids[image.start : image.start + image.length] = [image_token]
+        ids[image.start : image.start + image.length] = image.written or [image_token]
     images = [decoded_image(image.content) for image in request.images]
     return {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
 

@@ -196,6 +196,27 @@ def test_positions_of_an_image_are_the_cells_of_its_grid() -> None:
     assert width == [0, 1, 2, 0, 1, 2, 3, 4, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.endurance("architectures")
+def test_newlines_beside_images_of_gemma_are_merged_as_its_tokenizer_does(tmp_path: Path) -> None:
+    """The tokens that an engine gets in their place are those of the template."""
+    (tmp_path / "red").write_bytes(picture("red"))
+    processor = open_processor(vision_folder("gemma3", tmp_path / "model"))
+    assert processor is not None
+    own: Any = processor._processor
+    tokenizer, image = own.tokenizer, Image.open(tmp_path / "red").convert("RGB")
+    mark = own.image_token
+    for text in (f"a\n{mark}b", f"{mark}{mark}b", f"a\n{mark}\nb", f"a\n\n{mark}\n\nb", f"a{mark}"):
+        written = tokenizer(text, add_special_tokens=False)["input_ids"]
+        digests = ["red"] * written.count(processor.image_token_id)
+        ids, mask, images = RowImages(processor, tmp_path).expanded(written, [False] * len(written), digests)
+        expected = own(text=text, images=[[image] * len(digests)], add_special_tokens=False, return_tensors="pt")
+        assert ids == expected["input_ids"][0].tolist(), text
+        assert len(mask) == len(ids)
+        for each in reversed(images):
+            ids[each.start : each.start + each.length] = each.written or [processor.image_token_id]
+        assert ids == written
+
+
 @pytest.mark.parts
 def test_an_architecture_that_is_not_in_the_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}')
