@@ -18,6 +18,7 @@ class VisionParts:
     connectors: tuple[str, ...]  # from the encoder to the text model; they may be inside the encoder
     image_field: str = "image_token_id"  # of config.json: the token that templates write for an image
     engine_libraries: tuple[str, ...] = ("torchvision",)  # that vLLM needs for it, beside its own
+    sees_whole_images: bool = False  # a token of an image also sees those of it that are behind it
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -30,7 +31,9 @@ VISION_MODELS: Mapping[str, VisionParts] = {
     "smolvlm": VisionParts("model.vision_model", ("model.connector",), engine_libraries=("torchvision", "num2words")),
     "qwen2_5_vl": VisionParts("model.visual", ("model.visual.merger",)),
     "qwen3_vl": VisionParts("model.visual", ("model.visual.merger", "model.visual.deepstack_merger_list")),
-    "gemma3": VisionParts("model.vision_tower", ("model.multi_modal_projector",), "boi_token_index"),
+    "gemma3": VisionParts(
+        "model.vision_tower", ("model.multi_modal_projector",), "boi_token_index", sees_whole_images=True
+    ),
     "internvl": VisionParts("model.vision_tower", ("model.multi_modal_projector",)),
     "llava_onevision": VisionParts("model.vision_tower", ("model.multi_modal_projector",), "image_token_index"),
 }

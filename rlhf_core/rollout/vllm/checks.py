@@ -14,7 +14,7 @@ from rlhf_core.config.engines.rollout import VllmEngineConfig
 from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models.folders.caches import caches_all_tokens
 from rlhf_core.models.folders.folder import has_experts, text_config
-from rlhf_core.models.folders.vision_models import VISION_MODELS
+from rlhf_core.models.folders.vision_models import VISION_MODELS, reads_images
 
 # Constants of vLLM on CPU. A test compares them with vLLM's own, whose import takes seconds.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -64,6 +64,11 @@ def problems_on_cpu(config: Mapping[str, Any], rollout: VllmEngineConfig, dtype:
         yield (
             f"the model's attention heads have size {size}; on CPU vLLM serves "
             f"{', '.join(map(str, CPU_HEAD_SIZES))}: take another model, or set rollout.gpus_per_engine"
+        )
+    if reads_images(config) and VISION_MODELS[config["model_type"]].sees_whole_images:
+        yield (
+            "on CPU vLLM lets a token of an image see those before it alone, and this model all of its image: set "
+            "rollout.gpus_per_engine, or take another model"
         )
     needed = _cache_bytes(config, rollout, dtype or "bfloat16")
     if needed is not None and needed > _largest_cache(rollout):
