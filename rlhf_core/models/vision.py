@@ -169,7 +169,11 @@ def with_features(model: Any, ids: Tensor, batch: PackedBatch, places: Tensor | 
     id.
     """
     embeddings: Tensor = model.get_input_embeddings()(ids)
-    parts, pixels, architecture = batch.image_parts, batch.pixels, ARCHITECTURES[model.config.model_type]
+    parts, pixels, architecture = batch.image_parts, batch.pixels, ARCHITECTURES.get(model.config.model_type)
+    if architecture is None:
+        raise StageError(
+            f"sequences have images, but {type(model).__name__} reads text alone: take a model that sees them"
+        )
     if parts is None or pixels is None:
         blank = image_features(model, architecture.blank(model.config).to(ids.device))
         return {"inputs_embeds": embeddings + 0.0 * sum(each.sum() for each in blank)}

@@ -17,8 +17,7 @@ from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.models.folders.folder import ADAPTER, read_config, sampled_otherwise
-from rlhf_core.models.folders.readers import Scale, reader_problem, same_tokens, stored_scale
-from rlhf_core.models.folders.vision_models import reads_images
+from rlhf_core.models.folders.readers import Scale, images_problem, reader_problem, same_tokens, stored_scale
 
 POLICY, REFERENCE, TEACHER, CRITIC = "policy", "reference", "teacher", "critic"
 
@@ -191,7 +190,7 @@ def require_same_tokens(
     images: bool = False,
 ) -> None:
     """Raise StageError if a model that reads the policy's tokens has another tokenizer, too short a context, or, with
-    `images`, no image encoder.
+    `images`, cannot read the policy's.
 
     readers: as StageConfig.token_readers; bound: the setting that limits a sequence to `tokens`.
     """
@@ -199,9 +198,9 @@ def require_same_tokens(
     for setting, (name, advice) in readers.items():
         folder = inputs[name].folder
         reads_tokens = same_tokens(folder, policy)
-        problem = reader_problem(config := read_config(folder), bound, tokens, reads_tokens=reads_tokens)
-        if problem is None and images and not reads_images(config):
-            problem = "the prompts have images, and it reads text alone"
+        problem = reader_problem(read_config(folder), bound, tokens, reads_tokens=reads_tokens)
+        if problem is None and images:
+            problem = images_problem(folder, policy)
         if problem is not None:
             where = setting if name == setting else f"{setting}: the input {name}"
             raise StageError(f"{where}: {problem}: {advice}")
