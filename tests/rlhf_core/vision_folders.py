@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 
 from rlhf_core.chat.tokenizers import ASSISTANT, BOS, CHAT_TEMPLATE, EOS, PAD, UNKNOWN, USER, word_level_tokenizer
 
@@ -169,6 +171,16 @@ BUILDERS: dict[str, Callable[[], Made]] = {
 }
 
 
+def _name_as_on_the_hub(weights: Path, config: Any) -> None:
+    """A SigLIP's layers are below `vision_model` there, and so vLLM reads them; transformers leaves this out of a new
+    folder, and writes it for a model that was read with it.
+    """
+    if config.vision_config.model_type == "siglip_vision_model":
+        tensors = load_file(weights)
+        renamed = {re.sub("^vision_tower[.]", "vision_tower.vision_model.", name): tensors[name] for name in tensors}
+        save_file(renamed, weights, metadata={"format": "pt"})
+
+
 def vision_folder(kind: str, folder: Path, *, seed: int = 0) -> Path:
     """Write a model of this model_type, and return its folder."""
     made = BUILDERS[kind]()
@@ -182,6 +194,7 @@ def vision_folder(kind: str, folder: Path, *, seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     torch.nn.Module.to(model, torch.float32)
     model.save_pretrained(folder)
+    _name_as_on_the_hub(folder / "model.safetensors", model.config)
     made.images.save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps(made.processor))
     made.tokenizer.save_pretrained(folder)

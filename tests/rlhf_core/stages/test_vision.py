@@ -37,7 +37,6 @@ from rlhf_core.stages import dataset as dataset_stage
 from rlhf_core.stages import evaluation, logprobs, preference, reward_model, rl, sft, top_logprobs
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.supervised.sft import conversation_examples, pack_sequences
-from rlhf_core.types import Trajectory
 from tests.rlhf_core.pictures import picture, vision_model
 from tests.rlhf_core.stages.context import LocalContext, local_input, wait_for_checkpoint
 from tests.rlhf_core.stages.supervised_runs import (
@@ -46,7 +45,18 @@ from tests.rlhf_core.stages.supervised_runs import (
     inline,
     no_cluster,
 )
-from tests.rlhf_core.stages.vision_runs import ENGINE_SETTINGS, OPTIMIZER_SETTINGS, made, pairs, rows, valid
+from tests.rlhf_core.stages.vision_runs import (
+    ENGINE_SETTINGS,
+    OPTIMIZER_SETTINGS,
+    RL,
+    ROLLOUT,
+    made,
+    pairs,
+    recorded,
+    require_log_probs_of_the_engine,
+    rows,
+    valid,
+)
 from tests.rlhf_core.vision_folders import vision_folder
 
 pytestmark = pytest.mark.endurance("architectures")
@@ -246,39 +256,6 @@ def test_stages_and_models_of_text_refuse_images(model: Input, talks: Input, pro
     sharded = config(engine={**ENGINE_SETTINGS, "zero_stage": 3})
     with pytest.raises(StageError, match=r"engine.zero_stage is 3, but this model reads images"):
         sft.run(sharded, inputs, context_of(tmp_path / "zero", inputs), inline)
-
-
-ROLLOUT = {"max_length": 64, "cpu_cache_gib": 0.1}
-RL: dict[str, Any] = {
-    "algorithm": "grpo", "dataset": "d", "steps": 2, "prompts_per_step": 10, "sampling": {"max_tokens": 4},
-    "rollout": ROLLOUT, "engine": ENGINE_SETTINGS,
-    "grpo": {
-        "rewards": {"exact": {"type": "verifier"}}, "group_size": 3, "kl": {"coefficient": 0.01},
-        "optimizer": {"learning_rate": 1e-3, "schedule": "constant", "warmup_share": 0.0},
-    },
-}  # fmt: skip
-
-
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Trajectory]:
-    """The trajectories of the first step that will be trained."""
-    seen: list[Trajectory] = []
-
-    def pack(trajectories: list[Trajectory], *arguments: Any, **options: Any) -> Any:
-        seen.extend(trajectories if not seen else [])
-        return pack_trajectories(trajectories, *arguments, **options)
-
-    monkeypatch.setattr("rlhf_core.rl.loop.pack_trajectories", pack)
-    return seen
-
-
-def require_log_probs_of_the_engine(trajectories: list[Trajectory], policy: Path, temperature: float = 1.0) -> None:
-    """Of every token that was sampled, by the weights in `policy`."""
-    batch = pack_trajectories(trajectories, open_processor(policy))
-    model = PolicyModel(load_causal_model(policy, dtype=torch.float32, attention="sdpa").eval())
-    with torch.no_grad():
-        ours = model(batch, temperature=temperature)[0][batch.loss_mask]
-    assert batch.rollout_logprobs is not None
-    assert torch.allclose(ours, batch.rollout_logprobs[batch.loss_mask], atol=1e-4)
 
 
 @pytest.mark.endurance("architectures")
