@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlhf_core.chat.encoding import encode_completion, load_tokenizer
 from rlhf_core.chat.image_messages import IMAGE
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.division import Division
 from rlhf_core.errors import StageError
 from rlhf_core.models.folders.vision_models import VISION_MODELS
@@ -159,6 +160,20 @@ def test_a_frozen_encoder_leaves_the_connector_trained(kind: str, folder: Path, 
     connecting = {name for name in names if any(f".{part}" in name for part in parts.connectors)}
     assert connecting
     assert inside <= connecting
+
+
+def test_an_adapter_changes_the_text_model_alone(kind: str, folder: Path, batch: PackedBatch) -> None:
+    names = gradients(PolicyModel(load(folder, lora=LoraConfig(rank=2), gradient_checkpointing=True)), [batch])
+    assert names
+    assert not any(f".{part}." in name for name in names for part in VISION_MODELS[kind].all)
+
+
+def test_checkpointed_layers_have_the_same_gradients(folder: Path, batch: PackedBatch) -> None:
+    plain, again = PolicyModel(load(folder)), PolicyModel(load(folder, gradient_checkpointing=True).train())
+    expected, got = gradients(plain, [batch]), gradients(again, [batch])
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.allclose(got[name], value, atol=1e-5 * float(value.abs().max()) + 1e-9), name
 
 
 def _all(self: VisionModel, config: Any, batch: PackedBatch) -> None:
