@@ -40,10 +40,10 @@ def test_each_stage_has_a_page_of_its_own_with_its_settings_first() -> None:
         assert pages()[f"{name}.md"].startswith(f"# {name}\n")
     assert [line for line in pages()["preference.md"].splitlines() if line.startswith("#")][:5] == [
         "# preference",
-        "## preference.validation",
         "## preference.reference",
         "## preference.losses: dpo",
         "## preference.losses: robust_dpo",
+        "## preference.losses: ipo",
     ]
 
 
