@@ -88,7 +88,7 @@ class RuntimeContract:
 
     def test_a_time_limit_kills_every_process_of_a_command(self, runtimes: RuntimeHost) -> None:
         """Also those that left its group, and its session."""
-        forever = "while :; do date +%s%N > {name}; sleep 0.05; done"
+        forever = "while :; do date +%s%N >> {name}; sleep 0.05; done"
         quoted = [f"'{forever.format(name=name)}'" for name in "abc"]
         command = f"echo begun; bash -c {quoted[0]} & (setsid bash -c {quoted[1]} &) ; bash -c {quoted[2]}"
 
@@ -102,7 +102,7 @@ class RuntimeContract:
         self.used(runtimes, use)
 
     def test_no_process_outlives_its_command(self, runtimes: RuntimeHost) -> None:
-        forever = "(setsid bash -c 'while :; do date +%s%N > a; sleep 0.05; done' &)"
+        forever = "(setsid bash -c 'while :; do date +%s%N >> a; sleep 0.05; done' &)"
         command = f"{forever}; until [ -s a ]; do sleep 0.05; done; echo done"
 
         async def use(runtime: Runtime) -> None:
