@@ -7,8 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.config.stages.base import JudgedBy
+from rlhf_core.data.sources.base import Located
 from rlhf_core.errors import RecipeError
 from rlhf_core.graph.graph import Node
+from rlhf_core.preflight.samples import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,14 @@ class Answer:
 
 
 REPLY = "yes"  # of the policy, which is judged
+
+
+def judged_rows(node: Node, samples: Mapping[str, Sample]) -> Iterator[tuple[JudgedBy, str, list[Located]]]:
+    """Yield each judge of a node, the name of its dataset, and the readable rows of that; none without a sample."""
+    for judged in node.config.judges():
+        name = node.inputs.get(judged.dataset, "").removeprefix("data.")
+        yield judged, name, samples[name].rows if name in samples else []
+
 
 Question = Callable[[], Answer]
 

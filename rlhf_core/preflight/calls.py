@@ -22,7 +22,7 @@ from rlhf_core.environments.base import Reply
 from rlhf_core.environments.function import FunctionHost
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
 from rlhf_core.graph.graph import Node
-from rlhf_core.preflight.asking import REPLY, Answer, Question, ask
+from rlhf_core.preflight.asking import REPLY, Answer, Question, ask, judged_rows
 from rlhf_core.preflight.loading import missing_here, placed
 from rlhf_core.preflight.samples import Sample
 from rlhf_core.processes.user_code import last_place
@@ -49,9 +49,8 @@ def call_functions(
     """
 
     def questions(node: Node) -> Iterator[tuple[str, Question]]:
-        for judged in node.config.judges():
-            name = node.inputs.get(judged.dataset, "").removeprefix("data.")
-            rows = [each for each in samples[name].rows if not images_of_row(each[1])] if name in samples else []
+        for judged, name, located_rows in judged_rows(node, samples):
+            rows = [each for each in located_rows if not images_of_row(each[1])]
             for below, config, (where, row) in _called(judged.judge, rows):
                 place = ".".join(filter(None, (node.name, judged.setting, below)))
                 prompt = format_of(datasets[name].format).asked_text(row)

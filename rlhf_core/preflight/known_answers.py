@@ -16,7 +16,7 @@ from rlhf_core.config.rewards.rewards import FunctionReward, RewardConfig, TextR
 from rlhf_core.data.formats import format_of
 from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.graph.graph import Node
-from rlhf_core.preflight.asking import Answer, Question, ask
+from rlhf_core.preflight.asking import Answer, Question, ask, judged_rows
 from rlhf_core.preflight.loading import placed
 from rlhf_core.preflight.samples import Sample
 from rlhf_core.rewards.base import Reward
@@ -43,9 +43,8 @@ def check_answers(
 
     def questions(node: Node) -> Iterator[tuple[str, Question]]:
         by_dataset: dict[str, dict[str, RewardConfig]] = {}
-        for judged in node.config.judges():
-            name = node.inputs.get(judged.dataset, "").removeprefix("data.")
-            if name in samples and isinstance(judged.judge, RewardConfig):
+        for judged, name, located_rows in judged_rows(node, samples):
+            if located_rows and isinstance(judged.judge, RewardConfig):
                 by_dataset.setdefault(name, {})[f"{node.name}.{judged.setting}"] = judged.judge
         for name, rewards in by_dataset.items():
             text_of = format_of(datasets[name].format).asked_text

@@ -13,7 +13,7 @@ from rlhf_core.config.rewards.rewards import HTTPReward
 from rlhf_core.data.formats import format_of
 from rlhf_core.errors import RewardError
 from rlhf_core.graph.graph import Node
-from rlhf_core.preflight.asking import REPLY, Answer, Question, ask
+from rlhf_core.preflight.asking import REPLY, Answer, Question, ask, judged_rows
 from rlhf_core.preflight.samples import Sample
 from rlhf_core.rewards.http import RewardServer
 from rlhf_core.rewards.servers import TransientError
@@ -38,9 +38,8 @@ def ask_servers(
 def _questions(
     node: Node, datasets: Mapping[str, DatasetConfig], samples: Mapping[str, Sample]
 ) -> Iterator[tuple[str, Question]]:
-    for judged in node.config.judges():
-        server, dataset = judged.judge, node.inputs.get(judged.dataset, "").removeprefix("data.")
-        rows = samples[dataset].rows if dataset in samples else []
+    for judged, dataset, rows in judged_rows(node, samples):
+        server = judged.judge
         if not isinstance(server, HTTPReward) or not rows or images_of_row(rows[0][1]):
             continue  # the job's request cannot be built here
         _, row = rows[0]

@@ -18,7 +18,7 @@ from rlhf_core.data.sources.base import Located
 from rlhf_core.environments.harbor_tests import graded
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.graph.graph import Node
-from rlhf_core.preflight.asking import Answer, Question, ask
+from rlhf_core.preflight.asking import Answer, Question, ask, judged_rows
 from rlhf_core.preflight.samples import Sample
 from rlhf_core.runtimes import Image, RuntimeHost, open_runtimes
 
@@ -37,11 +37,10 @@ def check_solutions(
     """
 
     def questions(node: Node) -> Iterator[tuple[str, Question]]:
-        for judged in node.config.judges():
-            name = node.inputs.get(judged.dataset, "").removeprefix("data.")
-            if name not in samples or not isinstance(judged.judge, AnyEnvironment):
+        for judged, name, located_rows in judged_rows(node, samples):
+            if not isinstance(judged.judge, AnyEnvironment):
                 continue
-            tasks = [located for located in samples[name].rows if COLUMN in located[1]]
+            tasks = [located for located in located_rows if COLUMN in located[1]]
             for below, part in judged.judge.parts().items():
                 if isinstance(part, HarborEnvironment) and part.check_solution:
                     rows = [located for located in tasks if judged.judge.of_row(located[1]) is part]
