@@ -28,7 +28,7 @@ class Calls:
 
     def __init__(self, rules: EpisodeRules, seed: Callable[[int], int], ask: Ask) -> None:
         """seed: returns the seed of the call with a number; not called if sampling is greedy."""
-        self._rules, self._run, self._seed, self._ask = rules, rules.sampling, seed, ask
+        self._rules, self._seed, self._ask = rules, seed, ask
         self._begun = 0
         self.completed: list[Call] = []  # in the order in which they ended
 
@@ -42,11 +42,11 @@ class Calls:
 
     @property
     def max_tokens(self) -> int:
-        return self._run.max_tokens
+        return self._rules.sampling.max_tokens
 
     @property
     def temperature(self) -> float:
-        return self._run.temperature
+        return self._rules.sampling.temperature
 
     @property
     def images(self) -> ShownImages | None:
@@ -65,7 +65,7 @@ class Calls:
         """See environments.program.Policy."""
         self._check(prompt, max_tokens, options)
         try:
-            parameters = of_reply(self._run, options.temperature, options.top_p)
+            parameters = of_reply(self._rules.sampling, options.temperature, options.top_p)
         except ValueError as error:
             raise CallError(f"the request has a {error}", "unsupported_parameter") from error
         number, self._begun = self._begun, self._begun + 1
@@ -83,7 +83,7 @@ class Calls:
             completion = await asked
         except RefusedRequestError as error:
             raise CallError(f"no reply of this JSON schema can be sampled: {error}", "invalid_schema") from error
-        ended = sampled_at(until_stop(completion, texts, self.tokenizer), parameters, self._run)
+        ended = sampled_at(until_stop(completion, texts, self.tokenizer), parameters, self._rules.sampling)
         call = Call(number, tuple(prompt), ended, messages, images, trained=options.structure is None)
         self.completed.append(call)
         return call
