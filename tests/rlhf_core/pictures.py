@@ -1,17 +1,23 @@
-"""What the tests of images share: small pictures, and a small model that reads them."""
+"""Small pictures for tests, sequences that show them, and a small model that reads them."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw
 from transformers import AutoTokenizer, Idefics3ImageProcessorPil, Idefics3Processor
 
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.chat.encoding import encode_completion, load_tokenizer
+from rlhf_core.chat.image_messages import IMAGE
 from rlhf_core.config.stages.base_model import BaseModelConfig, ScratchModel, ScratchVision
 from rlhf_core.contract import Input
+from rlhf_core.models.vision import ImageProcessor, RowImages, with_images
+from rlhf_core.packing import pack
 from rlhf_core.stages import base
+from rlhf_core.types import PackedBatch
 from tests.rlhf_core.stages.context import LocalContext, local_input
 
 
@@ -45,3 +51,23 @@ def tiled_vision_model(folder: Path) -> Input:
     tokenizer = AutoTokenizer.from_pretrained(model.folder, local_files_only=True)
     Idefics3Processor(cutting, tokenizer, image_seq_len=4).save_pretrained(model.folder)
     return model
+
+
+# The images of each sequence: two sequences of one prompt, one of text alone, one with several images.
+IMAGES = (["red"], ["red"], [], ["blue", "red"])
+
+
+def packed_with_pictures(folder: Path, pictures: Path, processor: ImageProcessor) -> PackedBatch:
+    """Return the sequences of IMAGES, packed. folder: of the model; pictures: with a file for each colour."""
+    tokenizer = load_tokenizer(folder)
+    images = RowImages(processor, pictures)
+    sequences, masks, placed = [], [], []
+    for index, colours in enumerate(IMAGES):
+        message: dict[str, Any] = {"role": "user", "content": f"{IMAGE * len(colours)}{index}?"}
+        if colours:
+            message["images"] = colours
+        ids, mask, found = images.expanded(*encode_completion(tokenizer, [message], "red" * (index + 1)), colours)
+        sequences.append(ids)
+        masks.append(mask)
+        placed.append(found)
+    return with_images(pack(sequences, masks), placed, processor)

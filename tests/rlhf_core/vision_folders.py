@@ -17,7 +17,7 @@ from rlhf_core.chat.tokenizers import ASSISTANT, BOS, CHAT_TEMPLATE, EOS, PAD, U
 
 WORDS = ("red", "blue")
 CONTEXT = 256
-# Of a text model of 2 layers. Heads are of 32, which engines serve.
+# A text model of 2 layers. Its heads have size 32, which engines serve.
 TEXT = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": CONTEXT, "initializer_range": 0.05, "head_dim": 32,
@@ -92,6 +92,10 @@ QWEN_ENCODER = {
 QWEN_SIZES = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
 
 
+def _qwen_images() -> hf.Qwen2VLImageProcessorPil:
+    return hf.Qwen2VLImageProcessorPil(patch_size=PATCH, merge_size=2, temporal_patch_size=2, size=QWEN_SIZES)
+
+
 def _qwen2_5_vl() -> Made:
     tokenizer, ids = _qwen_tokens()
     positions = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
@@ -99,8 +103,7 @@ def _qwen2_5_vl() -> Made:
         **ids, tie_word_embeddings=False, text_config={**shared(tokenizer), "rope_parameters": positions},
         vision_config={**QWEN_ENCODER, "window_size": 56, "fullatt_block_indexes": [1]},
     )  # fmt: skip
-    images = hf.Qwen2VLImageProcessorPil(patch_size=PATCH, merge_size=2, temporal_patch_size=2, size=QWEN_SIZES)
-    return Made(config, tokenizer, images, {"processor_class": "Qwen2_5_VLProcessor"})
+    return Made(config, tokenizer, _qwen_images(), {"processor_class": "Qwen2_5_VLProcessor"})
 
 
 def _qwen3_vl() -> Made:
@@ -110,8 +113,7 @@ def _qwen3_vl() -> Made:
         **ids, tie_word_embeddings=False, text_config={**shared(tokenizer), "rope_parameters": positions},
         vision_config={**QWEN_ENCODER, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
     )  # fmt: skip
-    images = hf.Qwen2VLImageProcessorPil(patch_size=PATCH, merge_size=2, temporal_patch_size=2, size=QWEN_SIZES)
-    return Made(config, tokenizer, images, {"processor_class": "Qwen3VLProcessor"})
+    return Made(config, tokenizer, _qwen_images(), {"processor_class": "Qwen3VLProcessor"})
 
 
 def _gemma3() -> Made:

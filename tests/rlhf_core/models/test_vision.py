@@ -12,8 +12,6 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlhf_core.chat.encoding import encode_completion, load_tokenizer
-from rlhf_core.chat.image_messages import IMAGE
 from rlhf_core.config.stages.base_model import BaseModelConfig, FolderModel
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.division import Division
@@ -21,20 +19,18 @@ from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.models.layouts import PACKED, ROWS
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
-from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor, with_images
-from rlhf_core.packing import pack, select
+from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor
+from rlhf_core.packing import select
 from rlhf_core.preflight.model import model_folder_problems
 from rlhf_core.stages import base
 from rlhf_core.types import PackedBatch
-from tests.rlhf_core.pictures import picture, vision_model
+from tests.rlhf_core.pictures import IMAGES, packed_with_pictures, picture, vision_model
 from tests.rlhf_core.stages.context import LocalContext
 from tests.rlhf_core.stages.supervised_runs import base_model
 
 pytestmark = pytest.mark.parts
 
 CPU = torch.device("cpu")
-# Of each sequence its images: two of one prompt, one of text alone, one of several images.
-IMAGES = (["red"], ["red"], [], ["blue", "red"])
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +54,7 @@ def colours_of(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def batch(folder: Path, processor: ImageProcessor) -> PackedBatch:
-    tokenizer = load_tokenizer(folder)
-    images = RowImages(processor, colours_of(folder))
-    sequences, masks, placed = [], [], []
-    for index, colours in enumerate(IMAGES):
-        message: dict[str, Any] = {"role": "user", "content": f"{IMAGE * len(colours)}{index}?"}
-        if colours:
-            message["images"] = colours
-        ids, mask, found = images.expanded(*encode_completion(tokenizer, [message], "red" * (index + 1)), colours)
-        sequences.append(ids)
-        masks.append(mask)
-        placed.append(found)
-    return with_images(pack(sequences, masks), placed, processor)
+    return packed_with_pictures(folder, colours_of(folder), processor)
 
 
 def load(folder: Path, **options: Any) -> Any:

@@ -13,8 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlhf_core.chat.encoding import encode_completion, load_tokenizer
-from rlhf_core.chat.image_messages import IMAGE
+from rlhf_core.chat.encoding import load_tokenizer
 from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.division import Division
 from rlhf_core.errors import StageError
@@ -23,18 +22,16 @@ from rlhf_core.models.layouts import PACKED, ROWS
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.output_head import backbone
 from rlhf_core.models.packed import PolicyModel, ScalarModel
-from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor, with_images
+from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor
 from rlhf_core.models.vision_models import ARCHITECTURES, VisionModel
 from rlhf_core.models.vision_models.grids import grid_positions
 from rlhf_core.packing import pack, select
 from rlhf_core.types import PackedBatch, Pixels
-from tests.rlhf_core.pictures import picture
+from tests.rlhf_core.pictures import IMAGES, packed_with_pictures, picture
 from tests.rlhf_core.vision_folders import BUILDERS, vision_folder
 
 CPU = torch.device("cpu")
 PARTS = "smolvlm"  # the one that the tier of parts runs
-# Of each sequence its images: two of one prompt, one of text alone, one of several images.
-IMAGES = (["red"], ["red"], [], ["blue", "red"])
 
 
 @pytest.fixture(
@@ -66,18 +63,7 @@ def processor(folder: Path) -> ImageProcessor:
 
 @pytest.fixture(scope="module")
 def batch(folder: Path, processor: ImageProcessor) -> PackedBatch:
-    tokenizer = load_tokenizer(folder)
-    images = RowImages(processor, folder.parent)
-    sequences, masks, placed = [], [], []
-    for index, colours in enumerate(IMAGES):
-        message: dict[str, Any] = {"role": "user", "content": f"{IMAGE * len(colours)}{index}?"}
-        if colours:
-            message["images"] = colours
-        ids, mask, found = images.expanded(*encode_completion(tokenizer, [message], "red" * (index + 1)), colours)
-        sequences.append(ids)
-        masks.append(mask)
-        placed.append(found)
-    return with_images(pack(sequences, masks), placed, processor)
+    return packed_with_pictures(folder, folder.parent, processor)
 
 
 def load(folder: Path, **options: Any) -> Any:
@@ -114,7 +100,7 @@ def test_log_probs_are_those_of_the_models_own_forward(
 def test_scores_are_those_of_the_models_own_forward(
     kind: str, folder: Path, processor: ImageProcessor, batch: PackedBatch, tmp_path: Path
 ) -> None:
-    """Of a head on the causal model's layers; a stored scalar model is the same."""
+    """Scores of a head on the causal model's layers equal those of the stored scalar model."""
     options: dict[str, Any] = {"dtype": torch.float32, "attention": "sdpa", "seed": 3}
     classifier: Any = load_scalar_model(folder, **options).eval()
     model = ScalarModel(classifier)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.errors import StageError
 from rlhf_core.models.folders.vision_models import VISION_MODELS
+from rlhf_core.rollout.vllm.checks import require_image_libraries
 from rlhf_core.stages import rl
 from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.stages.context import local_input
@@ -21,11 +22,11 @@ pytestmark = pytest.mark.endurance("architectures")
 
 
 def require_libraries(kind: str) -> None:
-    for name in VISION_MODELS[kind].engine_libraries:
-        try:
-            import_module(name)
-        except (ImportError, RuntimeError) as error:  # a build for another device
-            pytest.skip(f"vLLM needs {name} to serve {kind}: {error}")
+    """Skip without torchvision: no package index has a build for the tested CPU build of torch (decision 82)."""
+    try:
+        require_image_libraries({"model_type": kind})
+    except StageError as error:
+        pytest.skip(str(error))
 
 
 # vLLM on CPU does not serve the others, and says so.

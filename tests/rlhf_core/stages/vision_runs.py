@@ -1,4 +1,4 @@
-"""What the tests of images in stages share: rows with pictures, datasets that are made of them, and settings of RL."""
+"""Rows with pictures, datasets made of them, and settings of RL, for tests of stages."""
 
 from __future__ import annotations
 
