@@ -158,7 +158,7 @@ class Pixels(PickledAsArrays):
     tokens: Tensor  # (I,) int64: how many tokens each tile fills
     rows: Tensor | None = None  # (I,) int64: the rows of each tile in `values`; None: one
     mask: Tensor | None = None  # (R, H, W) bool, false where a row is padded; None: no model of this kind pads
-    sizes: Tensor | None = None  # (I, k) int64: the size of each tile, as its encoder is told; None: all have the same
+    sizes: Tensor | None = None  # (I, k) int64: size of each tile, an argument of its encoder; None: all are alike
 
     @property
     def num_tiles(self) -> int:

@@ -37,7 +37,7 @@ class SourceConfig(TypedConfig):
 
     @property
     def streams(self) -> bool:
-        """Whether only the rows that its dataset takes are read."""
+        """True if only the rows that its dataset takes are read."""
         return False
 
     @property

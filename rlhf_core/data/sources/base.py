@@ -1,4 +1,4 @@
-"""What a source of rows implements."""
+"""The interface of a source of rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RowSource(ABC, Generic[C]):
         return iter(())
 
     def is_whole(self, rows: int, root: Path) -> bool:
-        """Whether the first rows, of which there are `rows`, are all."""
+        """Return True if the first rows, of which there are `rows`, are all."""
         return False
 
 

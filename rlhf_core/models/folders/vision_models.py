@@ -40,7 +40,7 @@ VISION_MODELS: Mapping[str, VisionParts] = {
 
 
 def reads_images(config: Mapping[str, Any]) -> bool:
-    """Whether the model of this config.json also reads images."""
+    """Return True for the config.json of a model that also reads images."""
     return config.get("model_type") in VISION_MODELS
 
 

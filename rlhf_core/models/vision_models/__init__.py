@@ -1,4 +1,4 @@
-"""What differs between architectures that read images: a file for each, and this table.
+"""Architectures that read images: a file for each, with its own computation, and this table.
 
 A new one is a file here, its line below, and its parts in models/folders/vision_models.py.
 """

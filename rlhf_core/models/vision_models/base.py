@@ -1,4 +1,4 @@
-"""What the computation of images needs to know of an architecture."""
+"""The interface of an architecture that reads images."""
 
 from __future__ import annotations
 
