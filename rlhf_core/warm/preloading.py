@@ -23,13 +23,14 @@ from rlhf_core.config.plugins import installed
 
 # Imports of the shipped stages' jobs, ranks and engines that take most of the time. `.*`: all modules below.
 LIBRARIES = (
+    # What `wandb.init` imports. First: Pydantic looks for each of its classes among all modules, 2 s with all of these.
+    "wandb.sdk.launch.inputs.internal",
     "torch",
     "transformers.models.llama.modeling_llama",
     "peft",
     "deepspeed",
     *(module for entry in ENGINES.values() for module in entry.warm_modules),
     "s3fs",
-    "wandb",
     "tensorboard.summary.writer.event_file_writer",
     "reasoning_gym",
     "datasets",

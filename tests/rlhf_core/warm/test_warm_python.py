@@ -121,6 +121,20 @@ def test_a_plugin_is_imported_again_with_our_code(tmp_path: Path) -> None:
         warm.end()
 
 
+def test_a_run_of_weights_and_biases_imports_nothing_that_is_not_preloaded(tmp_path: Path) -> None:
+    code = (
+        "import importlib, sys\nfrom rlhf_core.warm.preloading import LIBRARIES\n"
+        "for name in LIBRARIES:\n    if name.startswith('wandb'): importlib.import_module(name)\n"
+        "import wandb\nbefore = set(sys.modules)\nrun = wandb.init(mode='offline', settings={'silent': True})\n"
+        "print(sorted(name for name in sys.modules.keys() - before if name.startswith('wandb.')))\nrun.finish()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "[]\n"
+
+
 def test_a_module_that_was_imported_can_be_run(warm: Warm) -> None:
     command = [sys.executable, "-IS", client.__file__, "-m", "rlhf_core.errors"]
     done = subprocess.run(command, cwd=warm.folder, env=warm.environment, capture_output=True, text=True, check=False)
