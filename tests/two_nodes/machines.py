@@ -33,7 +33,9 @@ _OWN_MEMORY = f"for folder in {' '.join(PRIVATE)}; do mount -t tmpfs tmpfs $fold
 # minute, and vLLM learns the features of a model in a process of its own.
 _MACHINE = f"""
 set -e
-findmnt --real --raw --noheadings --output TARGET | while read -r target; do mount -o remount,bind,ro "$target"; done
+findmnt --real --raw --noheadings --output TARGET | while read -r target; do
+  if [ -e "$target" ]; then mount -o remount,bind,ro "$target"; fi  # else the rack's own memory hides it
+done
 {_OWN_MEMORY}
 mkdir -p {HOME}/.cache
 for cache in torch_extensions vllm; do
@@ -133,7 +135,8 @@ class Machine:
     def stop(self) -> None:
         """Ends all its processes: they are those of its process namespace."""
         if self._process is not None:
-            psutil.Process(self.pid).kill()
+            for first in psutil.Process(self._process.pid).children():  # none if it was never isolated
+                first.kill()
             self._process.wait()
 
 
