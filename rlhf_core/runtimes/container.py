@@ -1,6 +1,7 @@
 """Runtimes in containers of this node, by the command line of docker or podman.
 
-A container's first process is `cat`, which reads from this process: a container ends with it, however it ends.
+A container's first process reads from this process: a container ends with it, however it ends. It is a bash, which
+reaps what commands have left: zombies count towards the limit of processes.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Containers(RuntimeHost):
         ]  # fmt: skip
         line = [
             self._config.program, "run", "--rm", "--interactive", "--name", container, "--label", self._label,
-            *limits, *variables, "--entrypoint", "cat", name,
+            *limits, *variables, "--entrypoint", "bash", name, "-c", "read -r _",
         ]  # fmt: skip
         process = await asyncio.to_thread(_begun, line)
         runtime = Container(self._config.program, container, process, self._removals)
@@ -194,7 +195,7 @@ class Container(Runtime):
     def _remove(self) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.close()  # `cat` ends, and the container with it
+            self._process.stdin.close()  # its first process ends, and the container with it
         removal = [self._program, "rm", "--force", self._name]
         subprocess.run(removal, capture_output=True, check=False, timeout=_SECONDS)
         self._process.kill()

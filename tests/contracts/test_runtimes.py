@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.config.environments.runtimes import ContainerRuntime, RemoteRuntime, SandboxRuntime
-from rlhf_core.runtimes import Image, RuntimeHost, open_runtimes
+from rlhf_core.runtimes import Image, Runtime, RuntimeHost, open_runtimes
 from rlhf_core.testing.runtime import RuntimeContract
 from tests.rlhf_core.runtimes.service import Docker, Service, docker_in, serving
 
 pytestmark = pytest.mark.parts
+
+IMAGE = "ALIGNMENT_TEST_IMAGE"
 
 
 class TestSandbox(RuntimeContract):
@@ -34,10 +36,10 @@ class TestRemote(RuntimeContract):
 
 
 class TestContainer(RuntimeContract):
-    """The command line of docker, as a program that keeps its containers in sandboxes: no daemon runs here."""
+    """The command line of docker, as a program that keeps its containers in sandboxes: it needs no daemon."""
 
     image = Image(name="debian:13")
-    hasty_seconds = 20.0
+    hasty_seconds = 10.0
     passes_output_on = False  # by the program: docker itself would
 
     @pytest.fixture(autouse=True)
@@ -48,3 +50,21 @@ class TestContainer(RuntimeContract):
 
     def make(self) -> RuntimeHost:
         return open_runtimes(ContainerRuntime(type="container"))
+
+
+@pytest.mark.skipif(IMAGE not in os.environ, reason=f"needs a daemon: {IMAGE} names an image with bash and coreutils")
+class TestDocker(RuntimeContract):
+    """Docker itself. Each runtime is of an image that it builds."""
+
+    hasty_seconds = 5.0
+
+    def make(self) -> RuntimeHost:
+        self.image = Image(context={"Dockerfile": f"FROM {os.environ[IMAGE]}\nWORKDIR /app\n".encode()})
+        return open_runtimes(ContainerRuntime(type="container", memory_gib=0.25, processes=32))
+
+    def test_processes_that_were_killed_do_not_count(self, runtimes: RuntimeHost) -> None:
+        async def use(runtime: Runtime) -> list[str]:
+            command = "for i in $(seq 24); do sleep 60 & done; echo begun"
+            return [(await runtime.run(command, 20.0)).output for _ in range(3)]
+
+        assert self.used(runtimes, use) == ["begun\n"] * 3

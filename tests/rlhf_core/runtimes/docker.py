@@ -14,7 +14,7 @@ def main() -> None:
         connection.connect(sys.argv[1])
         asked = {"line": line, "input": base64.b64encode(given).decode()}
         connection.sendall(json.dumps(asked).encode() + b"\n")
-        if line[0] == "run" and line[-1] != "missing":
+        if line[0] == "run" and "missing" not in line:
             sys.stdin.buffer.read()
             connection.shutdown(socket.SHUT_WR)
         with connection.makefile("rb") as lines:

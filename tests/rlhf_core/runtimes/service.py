@@ -135,7 +135,7 @@ class Docker:
                     self.containers.pop(name).stop()
                 return b"", 0
             case ["run", *options]:
-                if options[-1] == "missing":
+                if "missing" in options:
                     return b"Unable to find image 'missing'", 125
                 name = options[options.index("--name") + 1]
                 given_variables = [options[at + 1] for at, option in enumerate(options) if option == "--env"]

@@ -49,11 +49,11 @@ def test_the_command_lines_of_an_episode(docker: Docker) -> None:
     assert docker.contexts == [{"Dockerfile": "FROM debian:13\n", "data/a": "1"}], "an image is built once"
     assert docker.lines[0] == ["ps", "-q"]
     run = next(line for line in docker.lines if line[0] == "run")
-    name, label, tag = run[4], run[6], run[-1]
+    name, label, tag = run[4], run[6], run[-3]
     assert run == [
         "run", "--rm", "--interactive", "--name", name, "--label", label, "--memory", "536870912b",
         "--pids-limit", "99", "--security-opt", "no-new-privileges", "--network", "none", "--env",
-        "A=a b", "--entrypoint", "cat", tag,
+        "A=a b", "--entrypoint", "bash", tag, "-c", "read -r _",
     ]  # fmt: skip
     assert tag.startswith("alignment-task:")
     (executed,) = [line for line in docker.lines if "B=2" in line]
