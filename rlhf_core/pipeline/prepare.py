@@ -26,7 +26,7 @@ from rlhf_core.preflight.servers import ask_servers
 from rlhf_core.preflight.solutions import check_solutions
 from rlhf_core.recipe.loading import LoadedRecipe, load_recipe
 from rlhf_core.recipe.recipe import Recipe
-from rlhf_core.stages.key import computing_libraries
+from rlhf_core.stages.key import node_libraries
 
 
 def require_loop(recipe: Recipe) -> None:
@@ -136,7 +136,7 @@ def check(
         require_loop(loaded.recipe)  # it may have been taken out between two rounds
     drafts = outline(loaded.recipe, find, start)
     seen = look(loaded, drafts)
-    graph = build_graph(loaded, computing_libraries(), drafts, pinned, rerun)
+    graph = build_graph(loaded, node_libraries(), drafts, pinned, rerun)
     notes = list(dict.fromkeys([*loaded.notes, *effect_notes(loaded.recipe, drafts.nodes), *seen.notes]))
     if start is not None:
         notes += check_round(loaded.recipe, graph, start, seen.rows, ArtifactRepository(_opened(store)))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +17,8 @@ from rlhf_core.config.inputs import input_settings
 from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.config.stages.benchmark import HARNESS
 from rlhf_core.contract import Stage
-from rlhf_core.errors import RecipeError
+from rlhf_core.errors import RecipeError, reason_of
+from rlhf_core.system.variables import folder_of
 
 COMPUTING_LIBRARIES = ("torch", "vllm", "deepspeed", "transformers", "peft")
 # Those of single stages -> what pip installs them by.
@@ -91,24 +93,52 @@ def computing_libraries() -> dict[str, str]:
 
     Raises RecipeError for one that is not installed, unless only a kind of engines, or of stages, needs it.
     """
+    return _versions(_installed_version, "is not installed here: run `make setup`, or see docs/operate/setup.md")
+
+
+def node_libraries() -> dict[str, str]:
+    """Return the versions of the libraries that compute as nodes have them, which each job compares with its own.
+
+    They are those of the lock file ALIGNMENT_NODE_LOCK, on a machine that only submits runs; else the installed ones.
+    Raises RecipeError as `computing_libraries`, and for a lock that cannot be read.
+    """
+    lock = folder_of("ALIGNMENT_NODE_LOCK")
+    if lock is None:
+        return computing_libraries()
+    versions = _locked_versions(lock)
+    return _versions(versions.get, f"has no version in {lock}, the lock of the nodes (ALIGNMENT_NODE_LOCK)")
+
+
+def _versions(version_of: Callable[[str], str | None], missing: str) -> dict[str, str]:
+    """Return the versions of what computes.
+
+    version_of: returns that of a distribution, None for one that is missing.
+    """
     from rlhf_core import __version__
 
     distributions = {entry.library: entry.distributions for entry in ENGINES.values()}
     versions = {"alignment": __version__}
     for library in dict.fromkeys((*COMPUTING_LIBRARIES, *distributions, *OPTIONAL_LIBRARIES)):
-        found = _installed_version(distributions.get(library, (library,)))
+        found = next(filter(None, map(version_of, distributions.get(library, (library,)))), None)
         if found is not None:
             versions[library] = found
         elif library in COMPUTING_LIBRARIES:
-            raise RecipeError(f"{library} is not installed here: run `make setup`, or see docs/operate/setup.md")
+            raise RecipeError(f"{library} {missing}")
     return versions
 
 
-def _installed_version(distributions: Iterable[str]) -> str | None:
-    """Of the first that is installed."""
-    for distribution in distributions:
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            continue
-    return None
+def _installed_version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _locked_versions(lock: Path) -> dict[str, str]:
+    """Return the versions of a requirements file by distribution, of the lines `name==version`."""
+    try:
+        lines = (line.partition("#")[0].partition(";")[0].strip() for line in lock.read_text("utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"the lock of the nodes cannot be read: {reason_of(error)}") from error
+    pins = (line.partition("==") for line in lines)
+    return {name.strip(): pinned.strip() for name, _, pinned in pins if pinned}

@@ -153,6 +153,7 @@ VARIABLES: Mapping[str, Variable] = {
     "ALIGNMENT_CACHE": Variable(_folder),
     "ALIGNMENT_CACHE_GIB": Variable(_number("the number of GiB that the cache may hold", "50", above=0)),
     "ALIGNMENT_DEVICE": Variable(_one_of("cpu", "gpu")),
+    "ALIGNMENT_NODE_LOCK": Variable(_file),
     "ALIGNMENT_PRICES": Variable(_file),
     "ALIGNMENT_RAY_CPUS": Variable(_whole_number("the number of CPUs that Ray offers,", 1, 4096)),
     "ALIGNMENT_RECIPES": Variable(_folder_of_recipes),

