@@ -97,39 +97,39 @@ def test_a_recipe_takes_all_of_them(recipe: str) -> None:
     [
         (
             f"{SHORT}.type=brevty",
-            "there is no reward `brevty`, did you mean `brevity`?; there are reward_mo",
+            "there is no reward `brevty` (did you mean `brevity`?); there are reward_mo",
         ),
         (
             "rl.critic_grpo.rewards.short.limti=1",
-            "unknown key `rl.critic_grpo.rewards.short.limti`, did you mean `limit`?",
+            "unknown key `rl.critic_grpo.rewards.short.limti` (did you mean `limit`?)",
         ),
         (
             "rl.critic_grpo.rewards.short.limit=0",
             "`rl.critic_grpo.rewards.short.limit` is 0: it must be from 1 to 10000000",
         ),
         (f"{SHORT}={{limit: 1}}", f"`{SHORT}.type` is missing"),
-        ("rl.environment.type=gues", "`rl.environment.type`: there is no environment `gues`, did you mean `guess`?"),
-        ("rl.environment.prize=1", "unknown key `rl.environment.prize`, did you mean `price`?"),
+        ("rl.environment.type=gues", "`rl.environment.type`: there is no environment `gues` (did you mean `guess`?)"),
+        ("rl.environment.prize=1", "unknown key `rl.environment.prize` (did you mean `price`?)"),
         (
             "rl.environment={type: tools, parser: hermes, tools: {sum: {type: adder, amonut: 2}}}",
-            "unknown key `rl.environment.tools.sum.amonut`, did you mean `amount`?",
+            "unknown key `rl.environment.tools.sum.amonut` (did you mean `amount`?)",
         ),
         (
             "data.questions.source.type=numberd",
-            "there is no source `numberd`, did you mean `numbered`?; there are files",
+            "there is no source `numberd` (did you mean `numbered`?); there are files",
         ),
         ("data.questions.source.size=0", "`data.questions.source.size` is 0: it must be from 1 to"),
-        ("data.riddles.format=ridles", "`data.riddles.format`: there is no format `ridles`, did you mean `riddles`?"),
+        ("data.riddles.format=ridles", "`data.riddles.format`: there is no format `ridles` (did you mean `riddles`?)"),
         (
             "data.riddles.on_long_row=truncate",
             "on_long_row: a riddle that is cut has another answer",
         ),
         (
             "rl.rollout={type: constant, max_length: 40, tokn: 1}",
-            "unknown key `rl.rollout.tokn`, did you mean `token`?",
+            "unknown key `rl.rollout.tokn` (did you mean `token`?)",
         ),
         ("rl.rollout={max_length: 40, token: 1}", "unknown key `rl.rollout.token`"),
-        ("measur={}", "unknown key `measur`, did you mean `measure`?"),
+        ("measur={}", "unknown key `measur` (did you mean `measure`?)"),
     ],
 )
 def test_a_mistake_in_them_is_told_as_in_those_of_the_package(recipe: str, override: str, sentence: str) -> None:
@@ -264,7 +264,7 @@ def test_the_preference_loss_trains(inputs: dict[str, Input], tmp_path: Path) ->
     gaps = [metrics["chosen_logprob"] - metrics["rejected_logprob"] for _, metrics in context.logs]
     assert abs(gaps[0] - 2.0) > 1.0
     assert gaps[-1] == pytest.approx(2.0, abs=0.5)
-    with pytest.raises(ValueError, match="there is no preference loss `apartt`, did you mean `apart`"):
+    with pytest.raises(ValueError, match=r"there is no preference loss `apartt` \(did you mean `apart`"):
         PreferenceConfig.model_validate({**config.model_dump(), "losses": {"far": {"type": "apartt"}}})
 
 

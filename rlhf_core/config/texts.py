@@ -34,7 +34,7 @@ def is_hub_name(text: str) -> bool:
 
 def hub_hint(text: str) -> str:
     """Return a hint for messages about a missing path; empty if it is no valid name of the hub."""
-    return f", did you mean `type: hub`? write `{{type: hub, repository: {text}}}`" if is_hub_name(text) else ""
+    return f"; if it is on the hub, write `{{type: hub, repository: {text}}}`" if is_hub_name(text) else ""
 
 
 def names_a_host(url: str) -> bool:

@@ -86,11 +86,11 @@ def _unknown_key(parts: list[Part]) -> str:
     near = did_you_mean(str(wrong.key), keys)
     inside = _inside(wrong)
     if inside:
-        return f"unknown key `{dotted(parts)}`, did you mean `{inside}`?"
+        return f"unknown key `{dotted(parts)}` (did you mean `{inside}`?)"
     keyed = [part for part in parents if not part.tag]
     longer = any(key.startswith(str(wrong.key)) for key in keys)  # `tensor_parallel` for `tensor_parallel_size`
     if keyed and not longer and (beside := _inside(Part(wrong.key, False, keyed[-1].siblings, ()))):
-        return f"unknown key `{dotted(parts)}`, did you mean `{dotted([*keyed[:-1], Part(beside, False, (), ())])}`?"
+        return f"unknown key `{dotted(parts)}` (did you mean `{dotted([*keyed[:-1], Part(beside, False, (), ())])}`?)"
     samples = any("rollout" in config.model_fields for part in parts for config in configs_of(part.siblings))
     if samples and (elsewhere := setting_hint(str(wrong.key))):
         return f"unknown key `{dotted(parts)}`: {elsewhere}"

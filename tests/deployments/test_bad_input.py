@@ -44,7 +44,7 @@ def said(command: str, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("rl.stpes=3", "unknown key `rl.stpes`, did you mean `steps`?"),
+        ("rl.stpes=3", "unknown key `rl.stpes` (did you mean `steps`?)"),
         ("rl.steps=ten", "`rl.steps` is 'ten': it must be a whole number"),
         ("sft.epochs='2'", "`sft.epochs` is '2': it must be a whole number"),
         ("rl.steps=0", "`rl.steps` is 0: it must be from 1 to 10000000"),
@@ -58,7 +58,7 @@ def test_a_setting(command: str, tmp_path: Path, override: str, sentence: str) -
 
 
 def test_an_unknown_recipe(command: str) -> None:
-    assert said(command, "tinny").startswith("unknown recipe `tinny`, did you mean `tiny`?; known by name are ")
+    assert said(command, "tinny").startswith("unknown recipe `tinny` (did you mean `tiny`?); known by name are ")
     assert said(command, "no/such.yaml") == "no/such.yaml: there is no such file"
 
 
@@ -85,7 +85,7 @@ def _no_weights(recipe: dict[str, Any], root: Path) -> None:
         (file("talks.jsonl", "what?"), r"data\.talks: talks\.jsonl line 1: not JSON.*"),
         (
             file("prompts.jsonl", '{"promt": "a"}'),
-            r"data\.prompts: prompts\.jsonl line 1: no column `prompt`, did you mean `promt`\?; it has promt.*",
+            r"data\.prompts: prompts\.jsonl line 1: no column `prompt` \(did you mean `promt`\?\); it has promt.*",
         ),
         (
             _long_prompt,
@@ -173,7 +173,7 @@ def test_a_server_that_is_no_s3(
 
 def test_a_wrong_command_line(command: str) -> None:
     for arguments, sentence in (
-        (["paln"], "there is no command `paln`, did you mean `plan`?; there are alias, "),
+        (["paln"], "there is no command `paln` (did you mean `plan`?); there are alias, "),
         ([command, "--nothing"], "there is no option `--nothing`; a setting is given as key=value, such as seed=1; `"),
     ):
         done = CliRunner().invoke(app, arguments)

@@ -69,7 +69,7 @@ def test_a_model_below_or_beside_the_recipe_is_named_by_a_relative_path(tmp_path
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("gpro", "there is no starter `gpro`, did you mean `grpo`?; there are sft, dpo, kto, grpo, ppo, environment, "),
+        ("gpro", "there is no starter `gpro` (did you mean `grpo`?); there are sft, dpo, kto, grpo, ppo, "),
         ("simpo", "there is no starter `simpo`: `simpo` is a loss of the stage `preference`: write `preference: {data"),
     ],
 )

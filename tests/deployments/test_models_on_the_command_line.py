@@ -98,7 +98,7 @@ def test_artifacts_are_merged_by_their_names(folder: Path, adapter: Path, reposi
     assert CliRunner().invoke(app, ["merge", str(made.ref), "-o", "merged"]).exit_code == 0
     assert CliRunner().invoke(app, ["merge", str(adapter), "--base", str(base.ref), "-o", "other"]).exit_code == 0
     assert torch.equal(logits(Path("merged")), logits(Path("other")))
-    near = f"has no artifact or alias `sft/{made.ref.key[1:13]}`, did you mean `{made.ref}`?"
+    near = f"has no artifact or alias `sft/{made.ref.key[1:13]}` (did you mean `{made.ref}`?)"
     assert near in refused("chat", f"sft/{made.ref.key[1:13]}")
     assert refused("merge", str(base.ref)).endswith("is a whole model, no adapter: there is nothing to merge")
 
@@ -150,7 +150,7 @@ def test_an_adapter_needs_its_base(adapter: Path, folder: Path) -> None:
         (("chat", "MODEL", "--rollout", "compiled"), "error: --rollout compiled: write it as key=value"),
         (
             ("chat", "MODEL", "--chat-template", "chatlm"),
-            "--chat-template: there is no template `chatlm`, did you mean",
+            "--chat-template: there is no template `chatlm` .did you mean",
         ),
         (("chat", "BARE"), "error: bare: the tokenizer has no chat template, .*give --chat-template, one of chatml"),
         (("serve", "CUT"), "error: cut: model.safetensors is damaged, or was not copied whole"),

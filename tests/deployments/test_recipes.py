@@ -156,7 +156,7 @@ def test_ppo_is_one_override_away_and_brings_the_reward_model(recipe: str) -> No
 def test_a_typo_in_any_section_names_the_right_key(recipe: str, right: str, wrong: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe(recipe, [f"{wrong}=1"])
-    assert f"unknown key `{wrong}`, did you mean `{right.rpartition('.')[2]}`?" in str(caught.value)
+    assert f"unknown key `{wrong}` (did you mean `{right.rpartition('.')[2]}`?)" in str(caught.value)
 
 
 def test_the_typos_cover_every_section() -> None:

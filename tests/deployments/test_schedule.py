@@ -56,7 +56,7 @@ def said(*arguments: str) -> str:
         ("bogus", 0, "UTC", "--cron 'bogus' is no cron expression: give five fields"),
         ("R * * * *", 0, "UTC", "is no cron expression"),
         ("* * * * * *", 0, "UTC", "give five fields"),  # the sixth would be seconds
-        ("0 3 * * *", 0, "Europe/Berlni", "there is no such time zone, did you mean `Europe/Berlin`?"),
+        ("0 3 * * *", 0, "Europe/Berlni", "there is no such time zone .did you mean `Europe/Berlin`"),
         ("0 3 * * *", 0, "", "there is no such time zone"),
     ],
 )

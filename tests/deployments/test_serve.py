@@ -145,7 +145,7 @@ def test_commands_begin_the_conversation_again(talking: Callable[[], ChatModel])
     assert model.messages == []
     assert "error: the chat template refuses a conversation" in script([model], "/system be kind", "hello")
     assert model.messages == [{"role": "system", "content": "be kind"}]
-    assert "there is no command /rest, did you mean `/reset`?" in script([model], "/rest")
+    assert "there is no command /rest (did you mean `/reset`?)" in script([model], "/rest")
 
 
 def test_what_fails_ends_a_script_and_not_a_conversation(talking: Callable[[], ChatModel]) -> None:

@@ -255,7 +255,7 @@ def test_a_mistake_in_the_command_is_one_sentence(place: Workplace) -> None:
     with place.start("evaluation.lr") as process:
         output, _ = process.communicate()
     assert process.returncode == 1
-    assert "error: the recipe small has no node `evaluation.lr`, did you mean `evaluation.rl`?; it has " in output
+    assert "error: the recipe small has no node `evaluation.lr` (did you mean `evaluation.rl`?); it has " in output
     assert "Traceback" not in output
 
 

@@ -355,7 +355,7 @@ def test_mistakes_end_with_one_sentence(terminal: Path) -> None:
     for command in ("plan", "run"):
         wrong = alignment(command, "smallest.yaml", "base.dtpe=float32")
         assert (wrong.exit_code, wrong.stderr) == (
-            1, "error: override `base.dtpe=float32`: unknown key `base.dtpe`, did you mean `dtype`?\n",
+            1, "error: override `base.dtpe=float32`: unknown key `base.dtpe` (did you mean `dtype`?)\n",
         )  # fmt: skip
 
 

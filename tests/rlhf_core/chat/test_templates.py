@@ -133,7 +133,7 @@ def test_a_shipped_template_adds_no_special_token() -> None:
     [
         (
             {"chat_template": "chatlm"},
-            "base.chat_template: there is no template `chatlm`, did you mean `chatml`?; there",
+            "base.chat_template: there is no template `chatlm` (did you mean `chatml`?); there",
         ),
         ({"chat_template": "none.jinja"}, "none.jinja: there is no such file"),
         (

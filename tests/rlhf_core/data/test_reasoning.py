@@ -51,9 +51,9 @@ def test_partial_credit_is_the_tasks_own() -> None:
 @pytest.mark.parametrize(
     ("task", "options", "message"),
     [
-        ("spel_backward", {}, "no task `spel_backward`, did you mean `spell_backward`?"),
+        ("spel_backward", {}, "no task `spel_backward` (did you mean `spell_backward`?)"),
         ("zzzz", {}, "no task `zzzz`; there are ab, "),
-        ("spell_backward", {"min_word": 3}, "has no option `min_word`, did you mean `min_word_len`?"),
+        ("spell_backward", {"min_word": 3}, "has no option `min_word` (did you mean `min_word_len`?)"),
         ("spell_backward", {"seed": 3}, "`seed` belongs to the source"),
         ("spell_backward", {"min_word_len": 9, "max_word_len": 3}, "refuses its options"),
         ("chain_sum", {"min_terms": 2.5}, "`min_terms` is 2.5, which is of another type than its default, 2"),

@@ -85,7 +85,7 @@ def test_a_local_file_is_hashed_whatever_its_size(tmp_path: Path, monkeypatch: p
 def test_what_cannot_be_read_says_why(tmp_path: Path, files: WebFiles) -> None:
     with pytest.raises(UnreadableError, match="404"):
         file_identity(f"{files.url}/other")
-    with pytest.raises(UnreadableError, match="there is no protocol `s4`, did you mean `s3`"):
+    with pytest.raises(UnreadableError, match=r"there is no protocol `s4` \(did you mean `s3`"):
         file_identity("s4://bucket/d.jsonl")
     with pytest.raises(UnreadableError, match="is a folder"):
         file_identity(f"file://{tmp_path}")

@@ -232,5 +232,5 @@ def test_what_does_not_fit_is_refused_before_anything_is_sampled(tmp_path: Path)
         opened(byte_level(TURNS))
     with pytest.raises(RecipeError, match=r"environment.tools: two tools are called `python`"):
         opened(tools={"one": {"type": "python"}, "two": {"type": "python"}})
-    with pytest.raises(StageError, match=r"vLLM has no tool parser 'hermse', did you mean `hermes`\?"):
+    with pytest.raises(StageError, match=r"vLLM has no tool parser 'hermse' \(did you mean `hermes`\?\)"):
         opened(parser="hermse")

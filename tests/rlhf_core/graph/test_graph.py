@@ -361,7 +361,7 @@ def test_prompts_that_ask_for_a_reward_are_compared_as_they_were_before(tmp_path
         ),
         (
             ("sft=" + TRAIN, "evaluation=" + EVALUATION, "evaluation.models=[stf]"),
-            "evaluation.models: no stage `stf` makes a model, did you mean `sft`?; there are base, sft",
+            "evaluation.models: no stage `stf` makes a model (did you mean `sft`?); there are base, sft",
         ),
         (
             ("sft=" + TRAIN, "sft.model=rl", "rl=" + RL),

@@ -187,7 +187,7 @@ def test_a_kind_of_engines_changes_the_keys_of_stages_that_have_it(
         assert {name for name in keys if keys[name] != other[name]} == AFTER_RL
     with pytest.raises(RecipeError, match="constants, which the engines of this stage are of, is not installed here"):
         folder.keys("rl.rollout.type=constant")
-    with pytest.raises(RecipeError, match="there is no engine `vlm`, did you mean `vllm`"):
+    with pytest.raises(RecipeError, match=r"there is no engine `vlm` \(did you mean `vllm`"):
         folder.keys("rl.rollout.type=vlm")
 
 

@@ -153,11 +153,11 @@ def test_a_round_without_enough_prompts_is_refused_before_its_first_job(tmp_path
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["loop.start=stf"], "loop.start: there is no stage `stf`, did you mean `sft`?; there are base, sft, sampled"),
+        (["loop.start=stf"], "loop.start: there is no stage `stf` (did you mean `sft`?); there are base, sft, sampled"),
         (["loop.start=pairs", "sampled.model=sft", "dpo.model=sft"], "loop.start: `pairs` makes no model"),
-        (["loop.candidate=dpp"], "loop.candidate: no stage `dpp` makes a model, did you mean `dpo`?"),
+        (["loop.candidate=dpp"], "loop.candidate: no stage `dpp` makes a model (did you mean `dpo`?)"),
         (["dpo.model=sft", "sampled.model=sft"], "loop.candidate: `dpo` is not made from `accepted`, so each round"),
-        (["loop.prompts=frsh"], "loop.prompts: there is no dataset `frsh` in `data`, did you mean `fresh`?"),
+        (["loop.prompts=frsh"], "loop.prompts: there is no dataset `frsh` in `data` (did you mean `fresh`?)"),
         (["loop.prompts=talks"], "loop.prompts: `talks` has the format conversations, and a round needs prompts"),
         (["loop.prompts=held_out"], "loop.prompts: `dpo` is made without `held_out`: name it as the dataset"),
         (["loop.start=dpo", "dpo.model=sft", "sampled.model=sft"], "loop.prompts: `dpo`, from which the first round"),

@@ -265,7 +265,7 @@ def test_no_log_prob_makes_a_loss_or_a_gradient_infinite(name: str, far: float) 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"type": "dpp"}, "there is no preference loss `dpp`, did you mean `dpo`?"),
+        ({"type": "dpp"}, "there is no preference loss `dpp` (did you mean `dpo`?)"),
         ({"type": "dpo", "beta": 0.0}, "more than 0"),
         ({"type": "dpo", "label_smoothing": 0.6}, "exchange chosen and rejected"),
         ({"type": "robust_dpo", "label_smoothing": 0.5}, "say nothing"),

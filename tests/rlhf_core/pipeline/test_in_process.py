@@ -95,7 +95,7 @@ def test_an_artifact_is_there_or_the_recipe_is_refused(prepared: Prepared, tmp_p
 
 
 def test_an_unknown_node_names_the_nearest_and_all(prepared: Prepared) -> None:
-    said = r"no node `data\.word`, did you mean `data\.words`\?; it has base, data\.shared, data\.words, pretrain"
+    said = r"no node `data\.word` \(did you mean `data\.words`\?\); it has base, data\.shared, data\.words, pretrain"
     with pytest.raises(RecipeError, match=said):
         prepared.node("data.word")
 

@@ -133,7 +133,7 @@ def test_a_node_that_is_run_again_has_another_key_and_what_reads_it_too(
     }
     assert planned_again("base@own")["sft"].ref == again["sft"].ref, "its results are found by its name"
     assert planned_again("base@other")["sft"].ref != again["sft"].ref
-    with pytest.raises(RecipeError, match="`bsae` cannot be run again, did you mean `base`"):
+    with pytest.raises(RecipeError, match=r"`bsae` cannot be run again \(did you mean `base`"):
         planned_again("bsae")
     with pytest.raises(RecipeError, match="write NODE@LABEL"):
         planned_again("base@a/b")

@@ -102,7 +102,7 @@ def test_without_the_harness_the_command_that_installs_it_is_named(
         (TASK.replace("words.jsonl", "https://host/rows.jsonl"), (), "`https://host/rows.jsonl` is outside"),
         (TASK.replace("words.jsonl", "wrods.jsonl"), (), "there is no `wrods.jsonl` in the task folder"),
         (f"{TASK}include: ../common.yaml\n", (), "`../common.yaml` is outside of the task folder"),
-        (TASK, ("benchmark.tasks=[wrods]",), "benchmark.tasks: there is no `wrods` in tasks, did you mean `words`"),
+        (TASK, ("benchmark.tasks=[wrods]",), "benchmark.tasks: there is no `wrods` in tasks .did you mean `words`"),
         (TASK, ("benchmark.task_folder=taks",), "benchmark.task_folder: taks: this folder is not there"),
         ("- words\n", (), "words.yaml: a task file must be a mapping"),
         ("task: [words\n", (), "words.yaml: .*flow sequence"),

@@ -61,7 +61,7 @@ def mixed(weights: tuple[float, float], stop: str = "first_exhausted", *, again:
         ),
         (
             put("data", "talks", "source", "paths", value=["trl-lib/tldr"]),
-            "trl-lib/tldr), did you mean `type: hub`? write `{type: hub, repository: trl-lib/tldr}`",
+            "trl-lib/tldr); if it is on the hub, write `{type: hub, repository: trl-lib/tldr}`",
         ),
         (
             both(put("data", "talks", "source", "paths", value=["a.txt"]), file("a.txt", "text")),
@@ -102,7 +102,7 @@ def mixed(weights: tuple[float, float], stop: str = "first_exhausted", *, again:
         (file("talks.jsonl", '{"prompt": "a", "completion": "b"}\noops\n'), "data.talks: talks.jsonl line 2: not JSON"),
         (
             file("prompts.jsonl", '{"promt": "a"}\n'),
-            "data.prompts: prompts.jsonl line 1: no column `prompt`, did you mean `promt`?; it has promt",
+            "data.prompts: prompts.jsonl line 1: no column `prompt` (did you mean `promt`?); it has promt",
         ),
         (
             put("data", "prompts", "columns", value={"prompt": "ask"}),
@@ -113,11 +113,11 @@ def mixed(weights: tuple[float, float], stop: str = "first_exhausted", *, again:
                 put("data", "talks", "columns", value={"sytem": "context"}),
                 file("talks.jsonl", '{"prompt": "a", "completion": "b", "context": "c"}\n'),
             ),
-            "data.talks.columns: the format conversations has no column `sytem`, did you mean `system`?; it has",
+            "data.talks.columns: the format conversations has no column `sytem` (did you mean `system`?); it has",
         ),
         (
             both(put("data", "pairs", "columns", value={"chsen": "chosen"})),
-            "data.pairs.columns: the format preferences has no column `chsen`, did you mean `chosen`?; it has",
+            "data.pairs.columns: the format preferences has no column `chsen` (did you mean `chosen`?); it has",
         ),
         (
             both(put("data", "prompts", "columns", value={"id": "answer"})),
@@ -166,7 +166,7 @@ def mixed(weights: tuple[float, float], stop: str = "first_exhausted", *, again:
             put(
                 "sft", "validation", value={"dataset": "talks", "every_steps": 1, "also": {"far": {"dataset": "tlks"}}}
             ),
-            "sft.validation.also.far.dataset: there is no dataset `tlks` in `data`, did you mean `talks`?",
+            "sft.validation.also.far.dataset: there is no dataset `tlks` in `data` (did you mean `talks`?)",
         ),
         (put("rl", "dataset", value="text"), "rl.dataset: `text` has the format text, rl needs prompts"),
         (
@@ -187,7 +187,7 @@ def mixed(weights: tuple[float, float], stop: str = "first_exhausted", *, again:
         (mixed(weights=(1, 1), again=True), "data.talks: mix[1]: no row of this source is left"),
         (
             put("data", "talks", "source", value={"type": "function", "path": "rewards.py", "function": "rewrad"}),
-            "data.talks: rewards.py: there is no function `rewrad` in this file, did you mean `reward`?",
+            "data.talks: rewards.py: there is no function `rewrad` in this file (did you mean `reward`?)",
         ),
         (
             both(
@@ -196,8 +196,8 @@ def mixed(weights: tuple[float, float], stop: str = "first_exhausted", *, again:
             ),
             "data.talks: own.py:rows is `async`: it must return the rows itself",
         ),
-        (gym(tasks={"spell_bakward": {}}), "data.prompts: reasoning_gym has no task `spell_bakward`, did you mean"),
-        (gym(tasks={"chain_sum": {"min_term": 1}}), "`chain_sum` has no option `min_term`, did you mean `min_terms`?"),
+        (gym(tasks={"spell_bakward": {}}), "data.prompts: reasoning_gym has no task `spell_bakward` (did you mean"),
+        (gym(tasks={"chain_sum": {"min_term": 1}}), "`chain_sum` has no option `min_term` (did you mean `min_terms`?)"),
         (
             put("data", "prompts", "source", value={"type": "files", "paths": ["talks.jsonl", "text.jsonl"]}),
             "data.prompts: text.jsonl line 1: no column `prompt`",
@@ -222,7 +222,7 @@ def test_several_bad_rows_are_one_sentence_with_the_first_and_the_count(problems
         (root / "talks.jsonl").write_text(good + lacking + "oops\n" + lacking * 3)
 
     assert problems(change) == [
-        "data.talks: 5 bad rows of 6 read: talks.jsonl line 2: no column `completion`, did you mean `prompt`?; it has "
+        "data.talks: 5 bad rows of 6 read: talks.jsonl line 2: no column `completion` (did you mean `prompt`?); it has "
         "prompt (see `columns` in the recipe) (4 such rows, also talks.jsonl line 4, talks.jsonl line 5); "
         "talks.jsonl line 3: not JSON (Expecting value, column 1: 'oops'); "
         "correct them, or drop them (the dataset's on_bad_row)"
@@ -274,7 +274,7 @@ def test_a_name_for_rewards_that_is_nearly_one_of_the_format_is_noted(tmp_path: 
         (root / "prompts.jsonl").write_text(json.dumps({"prompt": "a", "answer": "b", "s": "c", "t": "d"}))
         recipe["data"]["prompts"]["columns"] = {"sytem": "s", "unit_tests": "t"}
 
-    note = "data.prompts.columns: `sytem` is kept for rewards and environments alone, did you mean `system`?"
+    note = "data.prompts.columns: `sytem` is kept for rewards and environments alone (did you mean `system`?)"
     assert preflight(load_recipe(write(tmp_path, change))) == [note]
 
 

@@ -186,7 +186,7 @@ def _link_to_nothing(folder: Path) -> None:
         (config(rms_norm_eps=math.inf), "config.json: rms_norm_eps is inf; it must be from 0 to 1: correct it"),
         (config(num_attention_heads=0), "config.json: num_attention_heads is 0; it must be a whole number above 0"),
         (config(eos_token_id=500), "config.json: eos_token_id is 500, but the vocabulary ends at 101 (vocab_size)"),
-        (config(model_type="lama"), "transformers knows no model_type 'lama', did you mean `llama`?: correct it"),
+        (config(model_type="lama"), "transformers knows no model_type 'lama' (did you mean `llama`?): correct it"),
         (lambda folder: (folder / "config.json").write_text("[]"), "config.json holds a list where a JSON object bel"),
         (
             lambda folder: (folder / "generation_config.json").write_text("{"),
@@ -238,7 +238,7 @@ def test_a_name_of_the_hub_in_the_place_of_a_folder(problems: Problems) -> None:
     said = problems(put("base", "source", value={"type": "folder", "path": "Qwen/Qwen3-0.6B"}))
     assert len(said) == 1
     assert said[0].startswith("base.source.path: Qwen/Qwen3-0.6B: there is no such folder (looked for /")
-    assert said[0].endswith("), did you mean `type: hub`? write `{type: hub, repository: Qwen/Qwen3-0.6B}`")
+    assert said[0].endswith("); if it is on the hub, write `{type: hub, repository: Qwen/Qwen3-0.6B}`")
 
 
 @pytest.mark.parametrize("keys", [("sft",), ("pretrain",), ("rl", "ppo")], ids=str)

@@ -24,8 +24,8 @@ def no_process(*arguments: Any, **options: Any) -> None:
 
 MISSPELT = put("sft", "engine", value={"deepspeed": {"zero_optimization": {"reduce_scater": False}}})
 PROBLEM = (
-    "sft.engine.deepspeed.zero_optimization.reduce_scater: DeepSpeed has no setting `reduce_scater` here, did you mean "
-    "`reduce_scatter`?"
+    "sft.engine.deepspeed.zero_optimization.reduce_scater: DeepSpeed has no setting `reduce_scater` here (did you mean "
+    "`reduce_scatter`?)"
 )
 
 
@@ -44,7 +44,7 @@ def test_vllm_is_asked_too(problems: Problems) -> None:
         put("evaluation", "rollout", value={"max_length": 64, "vllm": {"block_size": 16, "scheduling_policy": "lifo"}}),
     )
     assert problems(wrong) == [
-        "rl.rollout.vllm.block_sise: vLLM has no such setting, did you mean `block_size`?",
+        "rl.rollout.vllm.block_sise: vLLM has no such setting (did you mean `block_size`?)",
         "evaluation.rollout.vllm.scheduling_policy: Input should be 'fcfs' or 'priority'",
     ]
 

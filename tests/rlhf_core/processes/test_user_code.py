@@ -46,7 +46,7 @@ def test_checking_runs_nothing(tmp_path: Path) -> None:
         ("x = 1\ndef reward(:\n", "my/rewards.py: syntax error in line 2: invalid syntax: def reward(:"),
         (
             "def rewards(c, p, r): ...",
-            "my/rewards.py: there is no function `reward` in this file, did you mean `rewards`?",
+            "my/rewards.py: there is no function `reward` in this file (did you mean `rewards`?)",
         ),
         ("", "my/rewards.py: there is no function `reward` in this file; it defines nothing"),
         ("reward = 3", "my/rewards.py: `reward` is not a function"),

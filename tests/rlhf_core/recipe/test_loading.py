@@ -52,26 +52,26 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("rl.stpes=3", "unknown key `rl.stpes`, did you mean `steps`?"),
-        ("seeed=3", "unknown key `seeed`, did you mean `seed`?"),
-        ("rl.grpo.optimizer.learnin_rate=1", "`rl.grpo.optimizer.learnin_rate`, did you mean `learning_rate`?"),
-        ("base.source.hiden_size=8", "unknown key `base.source.hiden_size`, did you mean `hidden_size`?"),
-        ("data.talks.source.pathz=[a]", "unknown key `data.talks.source.pathz`, did you mean `paths`?"),
+        ("rl.stpes=3", "unknown key `rl.stpes` (did you mean `steps`?)"),
+        ("seeed=3", "unknown key `seeed` (did you mean `seed`?)"),
+        ("rl.grpo.optimizer.learnin_rate=1", "`rl.grpo.optimizer.learnin_rate` (did you mean `learning_rate`?)"),
+        ("base.source.hiden_size=8", "unknown key `base.source.hiden_size` (did you mean `hidden_size`?)"),
+        ("data.talks.source.pathz=[a]", "unknown key `data.talks.source.pathz` (did you mean `paths`?)"),
         ("rl.sampling.xyzzy=1", "unknown key `rl.sampling.xyzzy`"),
-        ("RL.steps=1", "unknown key `RL`, did you mean `rl`?"),
+        ("RL.steps=1", "unknown key `RL` (did you mean `rl`?)"),
         ("''=1", "unknown key `''`"),
-        ("rl.rollout.temperature=0.7", "unknown key `rl.rollout.temperature`, did you mean `rl.sampling.temperature`?"),
+        ("rl.rollout.temperature=0.7", "key `rl.rollout.temperature` (did you mean `rl.sampling.temperature`?)"),
         ("rl.rollout.max_model_len=512", "unknown key `rl.rollout.max_model_len`: here it is `rollout.max_length`"),
         ("rl.max_prompt_length=512", "here it is `rollout.max_length`, of prompt and completion together; the dataset"),
         ("rl.grpo.num_generations=4", "unknown key `rl.grpo.num_generations`: here it is `group_size` of the"),
-        ("sft.max_new_tokens=4", "unknown key `sft.max_new_tokens`, did you mean `max_length`?"),
-        ("rl.grpo.learning_rate=1e-4", "unknown key `rl.grpo.learning_rate`, did you mean `optimizer.learning_rate`?"),
+        ("sft.max_new_tokens=4", "unknown key `sft.max_new_tokens` (did you mean `max_length`?)"),
+        ("rl.grpo.learning_rate=1e-4", "unknown key `rl.grpo.learning_rate` (did you mean `optimizer.learning_rate`?)"),
         # Keys that are the name of a type too.
         ("rl.grpo.rewards.own.function=3", "`rl.grpo.rewards.own.function` is 3: it must be text"),
         ("data.questions.source.function=[3]", "`data.questions.source.function` is the list [3]: it must be text"),
         (
             "rl.environment={type: tools, parser: hermes, tools: {tools: {type: python, timeout_secnds: 2}}}",
-            "unknown key `rl.environment.tools.tools.timeout_secnds`, did you mean `timeout_seconds`?",
+            "unknown key `rl.environment.tools.tools.timeout_secnds` (did you mean `timeout_seconds`?)",
         ),
         ("more={stage: [sft]}", "`more`: `stage` must be text, one of base, "),
         (".".join(["a"] * 51) + "=1", "write it as key.key=value"),
@@ -96,14 +96,14 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("rl.rollout=5", "`rl.rollout` is 5: it must be a mapping with the keys type, max_length, engines"),
         ("rl.lora={rank: 4, target_modules: 5}", "is 5: it must be all-linear; or it must be a list, such as [a, b]"),
         ("rl.rollout.prefix_caching=yes", "is 'yes': it must be true or false: write true"),
-        ("rl.grpo.optimizer.name=adam", "is 'adam': it must be one of adamw, muon, did you mean `adamw`?"),
+        ("rl.grpo.optimizer.name=adam", "is 'adam': it must be one of adamw, muon (did you mean `adamw`?)"),
         ("none={stage: sft}", "`none`: `none` stands for no stage where one could be named: choose another name"),
-        ("rl.algorithm=gropo", "`rl.algorithm`: there is no algorithm `gropo`, did you mean `grpo`?; there are ppo,"),
-        ("rl.algorithm=gpro", "`rl.algorithm`: there is no algorithm `gpro`, did you mean `grpo`?; there are ppo,"),
-        ("rl.grppo={}", "unknown key `rl.grppo`, did you mean `grpo`?"),
+        ("rl.algorithm=gropo", "`rl.algorithm`: there is no algorithm `gropo` (did you mean `grpo`?); there are ppo,"),
+        ("rl.algorithm=gpro", "`rl.algorithm`: there is no algorithm `gpro` (did you mean `grpo`?); there are ppo,"),
+        ("rl.grppo={}", "unknown key `rl.grppo` (did you mean `grpo`?)"),
         ("base.source=Qwen/Qwen3-0.6B", "vision: write {type: hub, repository: Qwen/Qwen3-0.6B}"),
         ("rl.algorithm=ppo", "`rl`: algorithm is ppo, but there is no block `ppo` beside it; add one"),
-        ("base.source={type: foldr}", "`base.source.type` is 'foldr', did you mean `folder`?; it must be one of"),
+        ("base.source={type: foldr}", "`base.source.type` is 'foldr' (did you mean `folder`?); it must be one of"),
         ("Sft={stage: sft}", "`Sft`: the name of a stage has up to 100 lower-case letters"),
         ("overlap={stage: sft}", "`overlap` is what a part of the graph is called that no key makes: choose another"),
         ("data={a.b: {format: text}}", "`data.a.b`: the name of a dataset has up to 100 letters, digits, `_` and `-`"),
@@ -111,7 +111,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("data.talks.stage=rl", "unknown key `data.talks.stage`"),
         ("report.stage=rl", "unknown key `report.stage`"),
         ("policy={stage: sft}", "`policy` is what `critic.start` calls the model that RL starts from: choose"),
-        ("second={stage: rll}", "`second`: there is no stage `rll` to write here, did you mean `rl`?; there are base,"),
+        ("second={stage: rll}", "`second`: there is no stage `rll` to write here (did you mean `rl`?); there are"),
         ("evaluation.scorers.exact={type: verifier, pattern: abc}", "the regular expression has no group: put"),
         (
             "data.talks.columns={prompt: q, completion: q}",
@@ -236,7 +236,7 @@ def test_a_section_that_overrides_change_inside_is_said_with_them(recipe: str) -
 
 
 def test_unknown_recipes_name_the_nearest_and_the_shipped() -> None:
-    with pytest.raises(RecipeError, match=r"^unknown recipe `tinny`, did you mean `tiny`\?; known by name are .*tiny"):
+    with pytest.raises(RecipeError, match=r"^unknown recipe `tinny` \(did you mean `tiny`\?\); known by name are "):
         load_recipe("tinny")
     with pytest.raises(RecipeError, match=r"^nowhere/x.yaml: there is no such file$"):
         load_recipe("nowhere/x.yaml")

@@ -134,7 +134,7 @@ def test_bad_rows_are_dropped_on_request_and_counted_by_reason(tmp_path: Path) -
         },
         "examples": [
             "d.jsonl line 2: not JSON (Expecting property name enclosed in double quotes, column 2): is it cut off?",
-            "d.jsonl line 3: no column `prompt`, did you mean `promt`?; it has promt (see `columns` in the recipe)",
+            "d.jsonl line 3: no column `prompt` (did you mean `promt`?); it has promt (see `columns` in the recipe)",
             "d.jsonl line 4: a row must be a JSON object, this is list",
         ],
     }  # fmt: skip
@@ -143,7 +143,7 @@ def test_bad_rows_are_dropped_on_request_and_counted_by_reason(tmp_path: Path) -
     assert str(raised.value) == (
         "data.train: 8 bad rows of 10 read: "
         "d.jsonl line 2: not JSON (Expecting property name enclosed in double quotes, column 2): is it cut off?; "
-        "d.jsonl line 3: no column `prompt`, did you mean `promt`?; it has promt (see `columns` in the recipe) "
+        "d.jsonl line 3: no column `prompt` (did you mean `promt`?); it has promt (see `columns` in the recipe) "
         "(2 such rows, also d.jsonl line 7); "
         "d.jsonl line 4: a row must be a JSON object, this is list; 4 for other reasons; "
         "correct them, or drop them (the dataset's on_bad_row)"

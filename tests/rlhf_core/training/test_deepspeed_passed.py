@@ -28,22 +28,22 @@ OURS_TO_REPLACE = {"zero_optimization.reduce_bucket_size", "zero_optimization.al
         ({"flops_profiler": {"enabled": True}, "wall_clock_breakdown": True, "aio": {"block_size": 1}}, {}),
         (
             {"wall_clock_breakdwon": True},
-            {"wall_clock_breakdwon": "DeepSpeed has no such setting, did you mean `wall_clock_breakdown`?"},
+            {"wall_clock_breakdwon": "DeepSpeed has no such setting (did you mean `wall_clock_breakdown`?)"},
         ),
         (
             {"zero_optimization": {"reduce_scater": False, "leaf_module": {"clases": []}}},
             {
-                "zero_optimization.reduce_scater": "DeepSpeed has no setting `reduce_scater` here, did you mean "
-                "`reduce_scatter`?",
-                "zero_optimization.leaf_module.clases": "DeepSpeed has no setting `clases` here, did you mean "
-                "`classes`?",
+                "zero_optimization.reduce_scater": "DeepSpeed has no setting `reduce_scater` here (did you mean "
+                "`reduce_scatter`?)",
+                "zero_optimization.leaf_module.clases": "DeepSpeed has no setting `clases` here (did you mean "
+                "`classes`?)",
             },
         ),
         (
             {"zero_optimization": {"stage3_prefetch_bucket_sise": 1}},
             {"zero_optimization.stage3_prefetch_bucket_sise": "did you mean `stage3_prefetch_bucket_size`?"},
         ),
-        ({"aio": {"blok_size": 1}}, {"aio.blok_size": "DeepSpeed has no such setting, did you mean `block_size`?"}),
+        ({"aio": {"blok_size": 1}}, {"aio.blok_size": "DeepSpeed has no such setting (did you mean `block_size`?)"}),
         ({"wall_clock_breakdown": 1}, {"wall_clock_breakdown": "it must be true or false"}),
         (
             {"zero_optimization": {"reduce_bucket_size": -1}},

@@ -157,7 +157,7 @@ def test_vllm_knows_each_refused_name_and_all_of_ours_are_refused(engine_process
     ("settings", "wrong"),
     [
         ({"block_size": 16, "attention_config": {"flash_attn_version": 2}, "scheduling_policy": "priority"}, {}),
-        ({"block_sise": 16}, {"block_sise": "vLLM has no such setting, did you mean `block_size`?"}),
+        ({"block_sise": 16}, {"block_sise": "vLLM has no such setting (did you mean `block_size`?)"}),
         ({"_api_process_count": 2}, {"_api_process_count": "vLLM has no such setting"}),
         ({"block_size": "16", "watermark": "low"}, {"block_size": "a valid integer", "watermark": "a valid number"}),
         ({"scheduling_policy": "lifo"}, {"scheduling_policy": "Input should be 'fcfs' or 'priority'"}),
