@@ -33,7 +33,7 @@ from rlhf_core.tracking.protocol import is_of_tracking
 app = typer.Typer()
 
 ARTIFACT = typer.Argument(
-    help="stage/key as printed by `alignment artifacts`; the first digits of the key are enough",
+    help="Artifact, as stage/key (the first digits are enough) or an alias; listed by `alignment artifacts`.",
     autocompletion=artifact_names,
 )
 
@@ -44,7 +44,7 @@ def _repository() -> ArtifactRepository:
 
 @printing(app, panels.RESULTS)
 def artifacts(
-    stage: Annotated[str | None, typer.Option(help="only artifacts of this stage")] = None,
+    stage: Annotated[str | None, typer.Option(help="List only artifacts of this stage.")] = None,
 ) -> Printed[Artifacts]:
     """List the artifacts of the store, newest first."""
     table = Table()
@@ -71,16 +71,14 @@ def show(artifact: Annotated[str, ARTIFACT]) -> Printed[Manifest]:
 @printing(app, panels.RESULTS)
 def pull(
     artifact: Annotated[str, ARTIFACT],
-    folder: Annotated[
-        Path | None, typer.Argument(help="a folder that does not exist yet; default ./<stage>-<key>")
-    ] = None,
+    folder: Annotated[Path | None, typer.Argument(help="New folder for the files; it defaults to ./STAGE-KEY.")] = None,
     tracking: Annotated[
-        bool, typer.Option("--tracking", help="with the metrics and trackers' files of a model")
+        bool, typer.Option("--tracking", help="Include the metrics and trackers' files of a model.")
     ] = False,
 ) -> Printed[Pulled]:
     """Copy an artifact's files into a folder and verify their hashes.
 
-    For a model, only the model's own files.
+    Of a model, only its own files are copied.
     """
     repository = _repository()
     manifest = repository.find(artifact)
@@ -103,11 +101,9 @@ def pull(
 
 @printing(app, panels.RESULTS)
 def report(
-    run: Annotated[
-        str, typer.Argument(help="id of a run of a recipe, as `alignment runs` lists it", autocompletion=run_ids)
-    ],
+    run: Annotated[str, typer.Argument(help="ID of a run, as listed by `alignment runs`.", autocompletion=run_ids)],
 ) -> Printed[Files]:
-    """Copy the report of a run to outputs/RUN/report.html, with its content beside it as JSON; print the path."""
+    """Copy the report of a run to outputs/RUN/report.html, with its content as JSON beside it."""
     paths = copy_report(open_store(store_url()), run)
     return Printed(Files(paths), [str(paths[0])])
 

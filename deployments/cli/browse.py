@@ -29,9 +29,12 @@ app = typer.Typer()
 
 @printing(app, panels.RESULTS)
 def browse(
-    run: Annotated[str, typer.Argument(help="id of a run, as `alignment runs` lists it", autocompletion=run_ids)],
+    run: Annotated[str, typer.Argument(help="ID of a run, as listed by `alignment runs`.", autocompletion=run_ids)],
 ) -> Printed[BrowsedRun]:
-    """Browse a run in the terminal until `q`: stages, curves, rollouts token by token; elsewhere print its stages."""
+    """Browse a run in the terminal: stages, curves, rollouts token by token.
+
+    `q` ends it. Where the output is no terminal, the stages are printed.
+    """
     from deployments.ui.reading import StoreReader
     from rlhf_core.stages.job_context import node_cache
 

@@ -20,14 +20,14 @@ from rlhf_core.system.variables import store_problem
 
 app = typer.Typer()
 cluster = typer.Typer(
-    help="Print the script or manifest by which Slurm or Kubernetes runs a recipe.", no_args_is_help=True
+    help="Print a script or manifest that runs a recipe on Slurm or Kubernetes.", no_args_is_help=True
 )
 app.add_typer(cluster, name="cluster", rich_help_panel=panels.SET_UP)
 
-NODES = typer.Option(min=1, help="number of nodes; by default as many as the largest stage needs")
-GPUS = typer.Option(min=0, help="GPUs of a node; by default as many as the largest stage reserves, at most 8")
-CPUS = typer.Option(min=1, help="CPUs of a node; by default as many as the largest stage reserves there")
-STORE = typer.Option(help="s3:// URL of the results, or a folder that all nodes share")
+NODES = typer.Option(min=1, help="Number of nodes; defaults to what the largest stage needs.")
+GPUS = typer.Option(min=0, help="GPUs of a node; defaults to what the largest stage reserves, at most 8.")
+CPUS = typer.Option(min=1, help="CPUs of a node; defaults to what the largest stage reserves there.")
+STORE = typer.Option(help="Store of the results: an s3:// URL, or a folder that all nodes share.")
 
 
 @cluster.command()
@@ -39,12 +39,12 @@ def slurm(
     nodes: Annotated[int | None, NODES] = None,
     gpus_per_node: Annotated[int | None, GPUS] = None,
     cpus_per_node: Annotated[int | None, CPUS] = None,
-    time: Annotated[str, typer.Option(help="time limit of one attempt, as sbatch reads it")] = "24:00:00",
+    time: Annotated[str, typer.Option(help="Time limit of one attempt, as sbatch reads it.")] = "24:00:00",
     notice: Annotated[
-        int, typer.Option(min=90, help="seconds before the limit, at which stages write checkpoints")
+        int, typer.Option(min=90, help="Seconds before the limit at which stages write checkpoints.")
     ] = 600,
-    partition: Annotated[str | None, typer.Option(help="option of sbatch")] = None,
-    account: Annotated[str | None, typer.Option(help="option of sbatch")] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition, passed to sbatch.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account, passed to sbatch.")] = None,
 ) -> None:
     """Print a batch script that runs a recipe: `alignment cluster slurm RECIPE | sbatch`."""
     checked = _checked(recipe, overrides, store)
@@ -63,21 +63,23 @@ def kuberay(
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     *,
     store: Annotated[str, STORE],
-    image: Annotated[str, typer.Option(help="image with this version of the code, for all pods")],
-    secret: Annotated[list[str] | None, typer.Option(help="Secret whose keys become variables of the pods")] = None,
-    namespace: Annotated[str | None, typer.Option(help="namespace of the objects")] = None,
-    queue: Annotated[str | None, typer.Option(help="local queue of Kueue")] = None,
-    ttl: Annotated[int, typer.Option(min=0, help="seconds that the pods stay after the run")] = 300,
+    image: Annotated[str, typer.Option(help="Image of all pods, with this version of the code.")],
+    secret: Annotated[list[str] | None, typer.Option(help="Secret whose keys become variables of the pods.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Namespace of the objects.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Local queue of Kueue.")] = None,
+    ttl: Annotated[int, typer.Option(min=0, help="Seconds that the pods stay after the run.")] = 300,
     keep_failed: Annotated[
-        int | None, typer.Option(min=0, help="seconds that the head's pod stays after a failed run; not with --queue")
+        int | None, typer.Option(min=0, help="Seconds that the head's pod stays after a failed run; not with --queue.")
     ] = None,
-    grace: Annotated[int, typer.Option(min=30, help="seconds that a pod has for checkpoints before it ends")] = 120,
+    grace: Annotated[int, typer.Option(min=30, help="Seconds that a pod has for checkpoints before it ends.")] = 120,
     nodes: Annotated[int | None, NODES] = None,
     gpus_per_node: Annotated[int | None, GPUS] = None,
     cpus_per_node: Annotated[int | None, CPUS] = None,
-    memory_per_node: Annotated[int | None, typer.Option(min=1, help="GiB of a node; by default an estimate")] = None,
+    memory_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Memory of a node in GiB; defaults to an estimate.")
+    ] = None,
     only_cluster: Annotated[
-        bool, typer.Option("--only-cluster", help="print a RayCluster, which stays, in place of a RayJob")
+        bool, typer.Option("--only-cluster", help="Print a RayCluster, which stays, instead of a RayJob.")
     ] = False,
 ) -> None:
     """Print the RayJob that runs a recipe: `alignment cluster kuberay RECIPE … | kubectl apply -f -`."""

@@ -28,10 +28,13 @@ app = typer.Typer()
 
 @printing(app, panels.RESULTS)
 def cost(
-    run: Annotated[str, typer.Argument(help="id of a run, as `alignment runs` lists it", autocompletion=run_ids)],
-    prices: Annotated[Path | None, typer.Option(help="a YAML file with other prices than the run's")] = None,
+    run: Annotated[str, typer.Argument(help="ID of a run, as listed by `alignment runs`.", autocompletion=run_ids)],
+    prices: Annotated[Path | None, typer.Option(help="YAML file with prices to use instead of the run's.")] = None,
 ) -> Printed[RunCost]:
-    """Show the use and cost of a run, by stage and attempt, and the savings by reuse; also of one that runs."""
+    """Show the use and cost of a run by stage and attempt, and what reuse saved.
+
+    The run need not have ended.
+    """
     costs = run_costs(ArtifactRepository(open_store(store_url())), run, None if prices is None else read_prices(prices))
     return Printed(RunCost.of(run, costs), _text(costs))
 

@@ -33,12 +33,14 @@ def diff(
     runs: Annotated[
         list[str],
         typer.Argument(
-            help="ids of two to six runs, as `alignment runs` lists them; the first one is the base of comparison",
+            help="IDs of two to six runs, as listed by `alignment runs`; the others are compared with the first.",
             metavar="RUN RUN…",
             autocompletion=run_ids,
         ),
     ],
-    samples: Annotated[int, typer.Option(min=0, help="prompts whose scores changed most, each way")] = 3,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Number of prompts to show whose scores changed most, each way.")
+    ] = 3,
 ) -> Printed[RunDiff]:
     """Compare runs: settings, inputs, code, evaluations with paired differences, metrics, times, samples."""
     if len(set(runs)) != len(runs) or not 2 <= len(runs) <= _MOST:

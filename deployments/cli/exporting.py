@@ -26,21 +26,24 @@ def export(
     model: Annotated[str, ARTIFACT],
     to: Annotated[
         str,
-        typer.Option("--to", help="a folder that does not exist yet; hub:owner/name; or gguf:FILE", metavar="TARGET"),
+        typer.Option("--to", help="Target: a new folder, hub:owner/name, or gguf:FILE.", metavar="TARGET"),
     ],
-    merge: Annotated[bool, typer.Option("--merge", help="an adapter as a whole model, with full weights")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge an adapter into its base, and write full weights.")
+    ] = False,
     base: Annotated[
-        str | None, typer.Option(help="of an adapter: the hub's model that it is loaded with", metavar="OWNER/NAME")
+        str | None, typer.Option(help="Model on the hub that an adapter is loaded with.", metavar="OWNER/NAME")
     ] = None,
     licence: Annotated[
-        str | None, typer.Option("--license", help="identifier on the hub, such as apache-2.0", metavar="ID")
+        str | None,
+        typer.Option("--license", help="Licence, by its identifier on the hub, such as apache-2.0.", metavar="ID"),
     ] = None,
-    public: Annotated[bool, typer.Option("--public", help="make a new repository on the hub public")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository on the hub public.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="build everything, print the card, and keep and upload nothing")
+        bool, typer.Option("--dry-run", help="Build everything and print the card, but keep and upload nothing.")
     ] = False,
 ) -> None:
-    """Write a model as transformers loads it, with a card made of its lineage, data, settings and evaluations.
+    """Write a model for transformers, with a card of its lineage, data, settings and evaluations.
 
     For example: alignment export support-bot/champion --to ./my-model
     """

@@ -32,21 +32,21 @@ _WHY_KEPT = {
 
 @app.command(name="gc", rich_help_panel=panels.STORE)
 def gc_command(
-    delete: Annotated[bool, typer.Option("--delete", help="delete it; else only say what would be deleted")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the objects, instead of only listing them.")] = False,
     keep: Annotated[
         list[str] | None,
         typer.Option(
             "--keep",
             metavar="KIND=TIME",
-            help="how long to keep what nothing needs, such as rollouts=7d; runs=90d: how long a run needs it",
+            help="Time to keep what nothing needs, such as rollouts=7d; runs=90d is the time that a run needs it.",
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="also say of each artifact why it is kept")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print for each artifact why it is kept, too.")] = False,
 ) -> None:
-    """List objects that no alias, run, loop or job needs, and with --delete, delete them.
+    """List the objects that no alias, run, loop or job needs, and delete them with --delete.
 
-    Safe beside runs. Artifacts that nothing needs go, checkpoints of stages that did not end, and bytes that no
-    artifact has. Objects of others in the bucket stay.
+    They are artifacts that nothing needs, checkpoints of stages that did not end, and bytes that no artifact has. Other
+    objects in the bucket stay. Runs may go on meanwhile.
     """
     times = parse_keep(keep or ())
     store = open_store(store_url())

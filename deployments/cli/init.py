@@ -64,23 +64,24 @@ def init(
     method: Annotated[
         str,
         typer.Argument(
-            help="what the recipe learns from: conversations (sft), pairs (dpo), labels (kto), a reward (grpo), a "
-            "reward model (ppo); or in episodes: environment, tools, agent; with --from: a file of that framework",
+            help="What the recipe learns from: conversations (sft), pairs (dpo), labels (kto), a reward (grpo), a "
+            "reward model (ppo), or episodes (environment, tools, agent). With --from: the file to translate.",
             metavar=f"[{'|'.join(Method)}|FILE]",
         ),
     ],
-    folder: Annotated[Path, typer.Argument(help="made for the recipe; must not exist yet, or be empty")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write the recipe to; it must be new or empty.")],
     model: Annotated[
         str | None,
         typer.Option(
-            help="a model's folder, or `owner/name` on the Hugging Face hub; with --from by default the file's"
+            help="Model to start from: a folder, or `owner/name` on the Hugging Face hub. With --from, it defaults to "
+            "the model of the file."
         ),
     ] = None,
     framework: Annotated[
-        Framework | None, typer.Option("--from", help="translate the script or the settings of this framework")
+        Framework | None, typer.Option("--from", help="Translate a script or settings file of this framework.")
     ] = None,
 ) -> Printed[Files]:
-    """Write a short recipe for your model, with example data to replace with yours; or translate a file."""
+    """Write a short recipe with example data for your model, or translate a script of another framework."""
     if framework is None:
         chosen = known_method(method)
         if model is None:

@@ -29,19 +29,19 @@ from rlhf_core.report.formatting import amount
 
 app = typer.Typer()
 
-BUDGET = typer.Option(min=0, help="money that all rounds together may cost; one that would pass it is not started")
+BUDGET = typer.Option(min=0, help="Maximum cost of all rounds together; a round that would exceed it is not started.")
 
 
 @printing(app, panels.RUNS)
 def loop(
     recipe: Annotated[str, RECIPE],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="how many, one after the other")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds to run, one after another.")] = 1,
     budget: Annotated[float | None, BUDGET] = None,
 ) -> Printed[LoopRounds]:
     """Run rounds of a loop and follow them.
 
-    A round that has not ended is finished first. Ctrl-C stops its jobs.
+    An unfinished round is finished first. Ctrl-C stops the run and its jobs.
     """
     settings = overrides or []
     prepared = prepare(recipe, settings)
@@ -73,10 +73,10 @@ def rounds(
     recipe: Annotated[str, RECIPE],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     skip: Annotated[
-        str | None, typer.Option(help="end the round that has not ended, for this reason; its prompts count as used")
+        str | None, typer.Option(help="End the unfinished round for this reason; its prompts count as used.")
     ] = None,
 ) -> Printed[LoopRounds]:
-    """List the rounds of a loop, with the verdict on each candidate, and the reason."""
+    """List the rounds of a loop, each with the verdict on its candidate and the reason."""
     loaded = load_recipe(recipe, overrides or [])
     require_loop(loaded.recipe)
     store, name = open_store(store_url()), loaded.recipe.name
@@ -117,17 +117,23 @@ def _table(lines: Sequence[RoundLine]) -> Table:
 
 @printing(app, panels.RUNS)
 def schedule(
-    recipe: Annotated[str | None, typer.Argument(help="a recipe with a `loop`; none: list the schedules")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="Recipe with a `loop`; without one, the schedules are listed.")
+    ] = None,
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
-    cron: Annotated[str, typer.Option(help="when to run a round, such as '0 3 * * *': each night at 3")] = "",
-    every: Annotated[float, typer.Option(min=0, help="or: minutes between two rounds' starts")] = 0,
-    timezone: Annotated[str, typer.Option(help="of the cron expression, such as Europe/Berlin")] = "UTC",
+    cron: Annotated[str, typer.Option(help="Cron expression, such as '0 3 * * *' for each night at 3.")] = "",
+    every: Annotated[
+        float, typer.Option(min=0, help="Minutes between the starts of two rounds, instead of --cron.")
+    ] = 0,
+    timezone: Annotated[str, typer.Option(help="Time zone of the cron expression, such as Europe/Berlin.")] = "UTC",
     budget: Annotated[float | None, BUDGET] = None,
-    off: Annotated[bool, typer.Option("--off", help="remove the loop's schedule; a running round is finished")] = False,
+    off: Annotated[
+        bool, typer.Option("--off", help="Remove the schedule of the loop; a running round is finished.")
+    ] = False,
 ) -> Printed[Schedules]:
-    """Run one round of a loop at a time, on a schedule.
+    """Run rounds of a loop on a schedule, one at a time.
 
-    A second call for the same loop replaces it. Without a recipe: list the schedules.
+    A second call for the same loop replaces its schedule. Without a recipe, the schedules are listed.
     """
     import_prefect()
     from deployments.cli.scheduling import Schedule, remove_schedule, require_a_loop, schedules, set_schedule

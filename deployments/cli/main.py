@@ -138,10 +138,10 @@ app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False)
 @app.callback()
 def alignment(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Align language models: SFT, reward model, RL, evaluation; every stage a Ray job, every result an artifact."""
+    """Align language models: SFT, reward models, RL, evaluation. Every stage is a Ray job, every result an artifact."""
 
 
 for _module in _MODULES:

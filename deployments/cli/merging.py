@@ -16,13 +16,13 @@ from rlhf_core.system.paths import resolved
 app = typer.Typer()
 
 ADAPTER = typer.Argument(
-    help="an adapter: a folder as peft saves it, stage/key (the first digits are enough), or an alias"
+    help="Adapter: a folder as saved by peft, stage/key (the first digits are enough), or an alias."
 )
 BASE = typer.Option(
-    help="the model it was trained on: a folder, stage/key or an alias; by default the one that the adapter names",
+    help="Model that the adapter was trained on: a folder, stage/key or an alias; defaults to the one that it names.",
     metavar="MODEL",
 )
-OUT = typer.Option("--out", "-o", help="the model's folder, which does not exist yet; by default ADAPTER-merged, here")
+OUT = typer.Option("--out", "-o", help="New folder for the model; defaults to ./ADAPTER-merged.")
 
 
 @printing(app, panels.MODELS)
@@ -31,7 +31,7 @@ def merge(
     base: Annotated[str | None, BASE] = None,
     out: Annotated[Path | None, OUT] = None,
 ) -> Printed[Files]:
-    """Write the model that an adapter makes of its base, with full weights, exactly as a stage `merge` does.
+    """Merge an adapter into its base, and write the model with full weights, exactly as a stage `merge` does.
 
     For example: alignment merge ./my-lora --base ./Llama-3.2-1B -o ./my-model
     """

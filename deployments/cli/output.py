@@ -24,7 +24,7 @@ from deployments.cli.console import console
 from rlhf_core.errors import AlignmentError
 
 _FLAG = "--json"
-_JSON = Annotated[bool, typer.Option(_FLAG, help="print JSON, as docs/reference/cli.md describes it")]
+_JSON = Annotated[bool, typer.Option(_FLAG, help="Print JSON, as described in docs/reference/cli.md.")]
 
 Document = TypeVar("Document")
 Parameters = ParamSpec("Parameters")

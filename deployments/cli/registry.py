@@ -41,23 +41,25 @@ from rlhf_core.evaluation.stored import differences
 
 app = typer.Typer()
 
-_MODEL = typer.Argument(help="a model of the registry, such as support-bot")
-_ALIAS = typer.Argument(metavar="MODEL/ALIAS", help="such as support-bot/champion")
-_REASON = typer.Option(help="kept with the move")
-_APPROVE_BY = typer.Option(metavar="NAME", help="the person who allows a move of a protected alias; needs --reason")
-_LOOKED_AT = typer.Option("--candidate", metavar="ARTIFACT", help="do nothing if the candidate is another one by now")
+_MODEL = typer.Argument(help="Model of the registry, such as support-bot.")
+_ALIAS = typer.Argument(metavar="MODEL/ALIAS", help="Alias, such as support-bot/champion.")
+_REASON = typer.Option(help="Reason, kept with the move.")
+_APPROVE_BY = typer.Option(metavar="NAME", help="Person who allows a move of a protected alias; needs --reason.")
+_LOOKED_AT = typer.Option("--candidate", metavar="ARTIFACT", help="Do nothing if the candidate is another one by now.")
 
 
 @printing(app, panels.MODELS)
 def alias(
-    name: Annotated[str | None, typer.Argument(metavar="[MODEL/ALIAS]", help="such as support-bot/champion")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[MODEL/ALIAS]", help="Alias, such as support-bot/champion.")
+    ] = None,
     artifact: Annotated[str | None, ARTIFACT] = None,
     reason: Annotated[str, _REASON] = "",
     approve_by: Annotated[str, _APPROVE_BY] = "",
 ) -> Printed[Aliases]:
     """Point an alias at an artifact, or list the aliases.
 
-    Recipes start from it by `{stage: artifact, ref: support-bot/champion}`. Without arguments: list all.
+    A recipe starts from an alias by `{stage: artifact, ref: support-bot/champion}`. Without arguments, all are listed.
     """
     repository = ArtifactRepository(open_store(store_url()))
     if name is None:
@@ -73,9 +75,12 @@ def alias(
 
 @printing(app, panels.MODELS)
 def log(
-    name: Annotated[str | None, typer.Argument(metavar="[MODEL[/ALIAS]]", help="none: all that waits")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL[/ALIAS]]", help="Model or alias; without one, all candidates that wait."),
+    ] = None,
 ) -> Printed[RegistryLog]:
-    """Print the moves of a model's aliases, the newest first, and the candidates that wait for a person."""
+    """Print the moves of a model's aliases, newest first, and the candidates that wait for approval."""
     store = open_store(store_url())
     model, _, short = (name or "").partition("/")
     models = [model] if name is not None else dict.fromkeys(each for each, _ in alias_names(store))
@@ -102,14 +107,14 @@ def log(
 @printing(app, panels.MODELS)
 def promote(
     model: Annotated[str, _MODEL],
-    to: Annotated[str, typer.Option(metavar="ALIAS", help="the alias to move")] = CHAMPION,
+    to: Annotated[str, typer.Option(metavar="ALIAS", help="Alias to move.")] = CHAMPION,
     reason: Annotated[str, _REASON] = "",
     approve_by: Annotated[str, _APPROVE_BY] = "",
     candidate: Annotated[str | None, _LOOKED_AT] = None,
 ) -> Printed[Promotion]:
-    """Point `champion` at the candidate, by the gate that passed it.
+    """Point `champion` at the candidate that a gate has passed.
 
-    Prints the difference between the two.
+    The difference between the two is printed.
     """
     store = open_store(store_url())
     expected = _looked_at(store, candidate)
@@ -124,10 +129,10 @@ def promote(
 @printing(app, panels.MODELS)
 def rollback(
     model: Annotated[str, _MODEL],
-    alias: Annotated[str, typer.Option(help="the alias to move")] = CHAMPION,
+    alias: Annotated[str, typer.Option(help="Alias to move.")] = CHAMPION,
     reason: Annotated[str, _REASON] = "",
 ) -> Printed[Aliases]:
-    """Point `champion` at the model before the present one; a second time, at the one before that."""
+    """Point `champion` at its previous model; a second time, at the one before that."""
     moved = roll_back(open_store(store_url()), model, alias, by=getuser(), reason=reason)
     name = f"{model}/{alias}"
     return Printed(Aliases([_alias_line(name, moved)]), [_moved(name, moved)])
@@ -137,12 +142,12 @@ def rollback(
 def approve(
     model: Annotated[str, _MODEL],
     candidate: Annotated[str | None, _LOOKED_AT] = None,
-    by: Annotated[str | None, typer.Option(metavar="NAME", help="the approver; none: the user")] = None,
+    by: Annotated[str | None, typer.Option(metavar="NAME", help="Approver; defaults to the user.")] = None,
     reason: Annotated[str, _REASON] = "",
 ) -> Printed[Promotion]:
     """Approve the candidate that waits, and point `champion` at it.
 
-    Prints the difference between the two.
+    The difference between the two is printed.
     """
     store = open_store(store_url())
     compared, texts = _differences(store, model, CHAMPION)
@@ -155,11 +160,11 @@ def approve(
 @printing(app, panels.MODELS)
 def reject(
     model: Annotated[str, _MODEL],
-    reason: Annotated[str, typer.Option(help="kept with the decision")],
+    reason: Annotated[str, typer.Option(help="Reason, kept with the decision.")],
     candidate: Annotated[str | None, _LOOKED_AT] = None,
-    by: Annotated[str | None, typer.Option(metavar="NAME", help="who rejects it; none: the user")] = None,
+    by: Annotated[str | None, typer.Option(metavar="NAME", help="Person who rejects it; defaults to the user.")] = None,
 ) -> Printed[Rejection]:
-    """Reject the candidate that waits: it cannot be promoted afterwards."""
+    """Reject the candidate that waits, so that it cannot be promoted afterwards."""
     store = open_store(store_url())
     expected = _looked_at(store, candidate)
     made = reject_candidate(store, model, by=by or getuser(), reason=reason, expected=expected)
@@ -170,10 +175,13 @@ def reject(
 @printing(app, panels.MODELS)
 def protect(
     name: Annotated[str, _ALIAS],
-    off: Annotated[bool, typer.Option("--off", help="end the protection; needs --reason")] = False,
-    reason: Annotated[str, typer.Option(help="kept with the change")] = "",
+    off: Annotated[bool, typer.Option("--off", help="End the protection; needs --reason.")] = False,
+    reason: Annotated[str, typer.Option(help="Reason, kept with the change.")] = "",
 ) -> Printed[AliasProtection]:
-    """Protect an alias: it is moved after a passed gate or by a named approver only, as `champion` is by default."""
+    """Protect an alias, so that only a passed gate or a named approver moves it.
+
+    `champion` is protected by default.
+    """
     model, short = _split(name)
     changed = protect_alias(open_store(store_url()), model, short, protected=not off, by=getuser(), reason=reason)
     state = "no longer protected" if off else "protected"

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-RECIPE = typer.Argument(help="name of a shipped recipe, or path of a .yaml file", autocompletion=recipe_names)
-OVERRIDES = typer.Argument(help="settings to change, each key.key=value, such as rl.steps=200", metavar="KEY=VALUE")
+RECIPE = typer.Argument(help="Name of a shipped recipe, or path of a .yaml file.", autocompletion=recipe_names)
+OVERRIDES = typer.Argument(help="Settings to change, each as key.key=value, such as rl.steps=200.", metavar="KEY=VALUE")
 RERUN_FROM = typer.Option(
-    help="compute this node and all that reads it again, although results exist; NODE@LABEL names the repetition",
+    help="Recompute this node and every node that depends on it; NODE@LABEL names the repetition.",
     metavar="NODE",
 )
 
@@ -64,9 +64,9 @@ def plan(
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     rerun_from: Annotated[str | None, RERUN_FROM] = None,
 ) -> Printed[Plan]:
-    """Show the stages that `run` would reuse and compute, the reasons, and the cost.
+    """Show which stages `run` would reuse and which it would compute, why, and at what cost.
 
-    Starts nothing, writes nothing.
+    Nothing is started or written.
     """
     rerun = _rerun(rerun_from)
     checked = check(recipe, overrides or [], rerun=rerun)
@@ -126,15 +126,15 @@ def run(
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     rerun_from: Annotated[str | None, RERUN_FROM] = None,
     budget: Annotated[
-        float | None, typer.Option(min=0, help="money that it may cost; it stops at a checkpoint once it costs more")
+        float | None, typer.Option(min=0, help="Maximum cost of the run; beyond it, the run stops at a checkpoint.")
     ] = None,
     tag: Annotated[
-        list[str] | None, typer.Option(parser=_tag, metavar="TAG", help="a tag of the run, to filter by; repeatable")
+        list[str] | None, typer.Option(parser=_tag, metavar="TAG", help="Tag of the run, to filter by.")
     ] = None,
 ) -> Printed[RunEnd]:
     """Run a recipe and follow it to its end.
 
-    Finished stages are reused. Ctrl-C stops its jobs.
+    Finished stages are reused. Ctrl-C stops the run and its jobs.
     """
     settings, rerun = overrides or [], _rerun(rerun_from)
     prepared = prepare(recipe, settings, rerun=rerun)

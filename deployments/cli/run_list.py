@@ -31,14 +31,14 @@ _STYLES = {"completed": "green", "running": "cyan", **dict.fromkeys(_FAILED, "re
 
 @printing(app, panels.RESULTS)
 def runs(
-    recipe: Annotated[str | None, typer.Option(help="only runs of this recipe, by its name")] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="only runs that failed or crashed")] = False,
-    tag: Annotated[str | None, typer.Option(help="only runs with this tag")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="how many")] = 20,
+    recipe: Annotated[str | None, typer.Option(help="List only runs of the recipe of this name.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="List only runs that failed or crashed.")] = False,
+    tag: Annotated[str | None, typer.Option(help="List only runs with this tag.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of runs to list.")] = 20,
 ) -> Printed[Runs]:
-    """List runs, newest first, with those that Prefect knows to be unfinished.
+    """List runs, newest first.
 
-    Ended runs come from the store alone.
+    Runs that have ended come from the store, all others from Prefect.
     """
 
     def wanted(line: RunLine) -> bool:

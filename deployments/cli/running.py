@@ -18,9 +18,9 @@ from rlhf_core.errors import StackError
 
 app = typer.Typer()
 
-RUN = typer.Argument(help="id of a run, as `alignment runs` lists it", autocompletion=run_ids)
+RUN = typer.Argument(help="ID of a run, as listed by `alignment runs`.", autocompletion=run_ids)
 OF = typer.Argument(
-    help="id of a run, stage/key, or a node as `alignment plan` names it, of which the newest job is meant",
+    help="ID of a run, stage/key, or a node as named by `alignment plan`, of which the newest job is meant.",
     metavar="RUN_OR_STAGE",
     autocompletion=run_ids,
 )
@@ -35,12 +35,12 @@ class Process(StrEnum):
 @printing(app, panels.RUNS)
 def logs(
     of: Annotated[str, OF],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="print new lines until the jobs have ended")] = False,
-    process: Annotated[Process | None, typer.Option(help="only lines of these processes")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the jobs have ended.")] = False,
+    process: Annotated[Process | None, typer.Option(help="Print only lines of this kind of process.")] = None,
 ) -> Iterator[Printed[LogLine]]:
     """Print the output of the jobs of a run or a stage: driver, ranks and engines.
 
-    Of jobs that the Ray cluster does not know any more, from the store, which has the end of each log.
+    Logs of jobs that the Ray cluster no longer knows come from the store, which keeps the end of each.
     """
     from deployments.cli.job_lines import followed_lines, stored_lines
     from tasks.ray_jobs import connect  # Ray takes a second
@@ -56,7 +56,7 @@ def logs(
 def cancel(run: Annotated[str, RUN]) -> Printed[CancelledRun]:
     """Cancel a run, and wait until its jobs have stopped.
 
-    Jobs that another run follows too go on. Finished stages stay in the store.
+    Jobs that another run follows too continue. Finished stages stay in the store.
     """
     import_prefect()
     from prefect.client.orchestration import get_client

@@ -28,50 +28,54 @@ from rlhf_core.system.scratch import scratch_folder
 
 app = typer.Typer()
 
-_NAMES = "a folder as transformers or peft saves it, stage/key (the first digits are enough), or an alias"
-Model = Annotated[str, typer.Argument(help=_NAMES)]
-Models = Annotated[list[str], typer.Argument(help=f"each {_NAMES}", metavar="MODEL…")]
+_NAMES = "a folder as saved by transformers or peft, stage/key (the first digits are enough), or an alias."
+Model = Annotated[str, typer.Argument(help=f"Model: {_NAMES}")]
+Models = Annotated[list[str], typer.Argument(help=f"Models, each {_NAMES}", metavar="MODEL…")]
 Base = Annotated[
     str | None,
-    typer.Option(help="the model that an adapter was trained on; by default the one that it names", metavar="MODEL"),
+    typer.Option(help="Model that an adapter was trained on; defaults to the one that it names.", metavar="MODEL"),
 ]
 Template = Annotated[
-    str | None, typer.Option(help="chatml, llama3, plain, or a .jinja file, in place of the model's own")
+    str | None, typer.Option(help="Chat template instead of the model's own: chatml, llama3, plain, or a .jinja file.")
 ]
-Precision = Annotated[Dtype | None, typer.Option(help="by default that of the weights")]
+Precision = Annotated[Dtype | None, typer.Option(help="Precision; defaults to that of the weights.")]
 Rollout = Annotated[
     list[str] | None,
-    typer.Option(help="a setting of the engine, as recipes have it below `rollout`", metavar="KEY=VALUE"),
+    typer.Option(help="Setting of the engine, as in the `rollout` of a recipe.", metavar="KEY=VALUE"),
 ]
-System = Annotated[str | None, typer.Option(help="the system turn that conversations begin with")]
-Temperature = Annotated[float, typer.Option(help="0: greedy; else 0.01 to 2")]
-TopP = Annotated[float, typer.Option(help="sample from the smallest set of tokens with this probability")]
-TopK = Annotated[int, typer.Option(help="sample from so many of the most likely tokens; 0: from all")]
-MinP = Annotated[float, typer.Option(help="sample from tokens with this share of the likeliest one's probability")]
-MaxTokens = Annotated[int, typer.Option(help="of a completion")]
+System = Annotated[str | None, typer.Option(help="System turn that conversations begin with.")]
+Temperature = Annotated[float, typer.Option(help="Temperature from 0.01 to 2, or 0 for greedy sampling.")]
+TopP = Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this probability.")]
+TopK = Annotated[int, typer.Option(help="Sample from this many of the most likely tokens; 0 is all.")]
+MinP = Annotated[
+    float, typer.Option(help="Sample from tokens with at least this share of the likeliest one's probability.")
+]
+MaxTokens = Annotated[int, typer.Option(help="Maximum number of tokens of a completion.")]
 
 
 @app.command(rich_help_panel=panels.MODELS)
 def generate(
     model: Model,
-    prompts: Annotated[str, typer.Argument(help="a data file of the format `prompts`, or - for JSON lines")] = "-",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="a file; by default standard output")] = None,
-    samples: Annotated[int, typer.Option("--samples", "-n", min=1, max=100_000, help="completions of each prompt")] = 1,
-    lines: Annotated[bool, typer.Option("--lines", help="each line of PROMPTS is the text of a prompt")] = False,
+    prompts: Annotated[str, typer.Argument(help="Data file of the format `prompts`, or - for JSON lines.")] = "-",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; defaults to standard output.")] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", "-n", min=1, max=100_000, help="Completions of each prompt.")
+    ] = 1,
+    lines: Annotated[bool, typer.Option("--lines", help="Read each line of PROMPTS as a prompt.")] = False,
     system: System = None,
     temperature: Temperature = 1.0,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
     min_p: MinP = 0.0,
     max_tokens: MaxTokens = 512,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="the same seed gives the same completions")] = 0,
-    logprobs: Annotated[bool, typer.Option("--logprobs", help="write all tokens, and the log-prob of each")] = False,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed; the same one gives the same completions.")] = 0,
+    logprobs: Annotated[bool, typer.Option("--logprobs", help="Write all tokens, and the log-prob of each.")] = False,
     base: Base = None,
     chat_template: Template = None,
     dtype: Precision = None,
     rollout: Rollout = None,
 ) -> None:
-    """Write completions of prompts by any model: a line for each prompt, of the format `completions`.
+    """Write completions of prompts by a model, a line for each prompt, in the format `completions`.
 
     For example: alignment generate support-bot/champion questions.jsonl -n 4 --temperature 0.7 -o answers.jsonl
     """

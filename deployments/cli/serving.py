@@ -28,25 +28,27 @@ app = typer.Typer()
 
 TOKEN_VARIABLE = "ALIGNMENT_SERVE_TOKEN"  # noqa: S105  # the name of it
 
-MODEL = typer.Argument(help="a reward model: a folder, stage/key (the first digits are enough), or an alias")
-WORKERS = typer.Option(min=1, max=256, help="processes, each with the whole model; one that dies is started again")
+MODEL = typer.Argument(help="Reward model: a folder, stage/key (the first digits are enough), or an alias.")
+WORKERS = typer.Option(min=1, max=256, help="Processes, each with the whole model; one that dies is restarted.")
 
 
 @app.command("serve-reward", rich_help_panel=panels.MODELS)
 def serve_reward(
     model: Annotated[str, MODEL],
-    host: Annotated[str, typer.Option(help="address to listen on")] = LOOPBACK,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 8010,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8010,
     workers: Annotated[int, WORKERS] = 1,
-    dtype: Annotated[Dtype | None, typer.Option(help="precision; by default that of the weights")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="do not normalise by the stored mean and deviation")] = False,
-    tokens_per_batch: Annotated[int, typer.Option(min=1, max=10_000_000, help="tokens of one forward")] = 16384,
-    max_texts: Annotated[int, typer.Option(min=1, max=1_000_000, help="texts of one request")] = 4096,
-    max_mib: Annotated[int, typer.Option(min=1, max=65536, help="size of one request")] = 64,
+    dtype: Annotated[Dtype | None, typer.Option(help="Precision; defaults to that of the weights.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Do not normalise by the stored mean and deviation.")] = False,
+    tokens_per_batch: Annotated[
+        int, typer.Option(min=1, max=10_000_000, help="Maximum tokens of one forward pass.")
+    ] = 16384,
+    max_texts: Annotated[int, typer.Option(min=1, max=1_000_000, help="Maximum texts of one request.")] = 4096,
+    max_mib: Annotated[int, typer.Option(min=1, max=65536, help="Maximum size of one request, in MiB.")] = 64,
 ) -> None:
     """Serve the rewards of a reward model until Ctrl-C: POST /score, POST /get_reward (OpenRLHF's form), GET /health.
 
-    Requests need a token: that of the environment variable ALIGNMENT_SERVE_TOKEN, or one that is made and printed.
+    Requests need a token: that of the environment variable ALIGNMENT_SERVE_TOKEN, or else a new one, which is printed.
     """
     token, shown = _token()
     with listening(host, port) as listener:
@@ -67,16 +69,16 @@ def serve_reward(
 @app.command("serve", rich_help_panel=panels.MODELS)
 def serve_model(
     model: Model,
-    host: Annotated[str, typer.Option(help="address to listen on")] = LOOPBACK,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     base: Base = None,
     chat_template: Template = None,
     dtype: Precision = None,
     rollout: Rollout = None,
 ) -> None:
-    """Serve a model until Ctrl-C: vLLM's server of the OpenAI API, below /v1; GET /health checks it.
+    """Serve a model until Ctrl-C by vLLM's server of the OpenAI API, below /v1; GET /health checks it.
 
-    Requests need a token: that of the environment variable ALIGNMENT_SERVE_TOKEN, or one that is made and printed.
+    Requests need a token: that of the environment variable ALIGNMENT_SERVE_TOKEN, or else a new one, which is printed.
     For example: alignment serve support-bot/champion --port 8001 --rollout max_length=8192
     """
     end_in_order()

@@ -44,7 +44,7 @@ def up() -> None:
 def status() -> Printed[StackStatus]:
     """Show the state, address and log of each service of the local stack.
 
-    The exit code is 1 if one does not work.
+    The exit code is 1 if a service does not work.
     """
     from deployments.stack import control
 
@@ -82,7 +82,7 @@ def _ports(ports: Sequence[ListeningPort]) -> Table:
 
 @app.command(rich_help_panel=panels.SET_UP)
 def down() -> None:
-    """Stop the local stack, and keep artifacts, ports and credentials for the next `up`."""
+    """Stop the local stack, but keep its artifacts, ports and credentials for the next `up`."""
     from deployments.stack import control
 
     control.down(report=typer.echo)
@@ -90,6 +90,6 @@ def down() -> None:
 
 @printing(app, panels.SET_UP)
 def env() -> Printed[Environment]:
-    """Print the stack's variables for a shell: eval "$(alignment env)"."""
+    """Print the stack's environment variables for a shell: `eval "$(alignment env)"`."""
     variables = stack_environment()
     return Printed(Environment(variables), [f"export {name}={shlex.quote(v)}" for name, v in variables.items()])

@@ -27,11 +27,9 @@ from rlhf_core.system.terminal import lent_terminal
 
 app = typer.Typer()
 
-NODE = typer.Argument(help="a node of its graph, as `alignment plan` names it: sft, evaluation.rl, data.prompts")
-STORE = typer.Option(
-    help="folder or s3:// URL that inputs come from and results go to; a run's store has all its results"
-)
-AGAIN = typer.Option("--again", help="recompute what the node needs, too")
+NODE = typer.Argument(help="Node of the graph, as named by `alignment plan`: sft, evaluation.rl, data.prompts.")
+STORE = typer.Option(help="Store of inputs and results, a folder or s3:// URL; that of a run has all of its results.")
+AGAIN = typer.Option("--again", help="Recompute the inputs of the node, too.")
 
 
 @printing(app, panels.RUNS, "try")
@@ -42,7 +40,7 @@ def try_stage(
     store: Annotated[str, STORE] = str(OUTPUTS / "try"),
     again: Annotated[bool, AGAIN] = False,
 ) -> Printed[TriedStage]:
-    """Run one node in this process, without Ray, Prefect or a server: `breakpoint()` works in it, and in your code.
+    """Run one node in this process, without Ray, Prefect or a server, so that `breakpoint()` works in all code.
 
     The node's inputs come from the store, or are computed here first, all with one rank and one engine.
     """

@@ -21,11 +21,11 @@ app = typer.Typer()
 
 @app.command(rich_help_panel=panels.RESULTS)
 def ui(
-    host: Annotated[str, typer.Option(help="address to listen on")] = LOOPBACK,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 8040,
-    demo: Annotated[bool, typer.Option("--demo", help="a made-up store, in place of yours")] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8040,
+    demo: Annotated[bool, typer.Option("--demo", help="Show a made-up store instead of yours.")] = False,
 ) -> None:
-    """Browse the store until Ctrl-C: runs, curves, rollouts token by token, models."""
+    """Serve the store to a browser until Ctrl-C: runs, curves, rollouts token by token, models."""
     from deployments.ui.demo import write_demo
     from deployments.ui.demo_run import write_demo_run
     from deployments.ui.pages import Pages

@@ -27,7 +27,7 @@ from rlhf_core.stages.job_context import node_cache
 app = typer.Typer()
 
 WHAT = typer.Argument(
-    help="an artifact, an alias, or a run by its id; without it, the whole store", autocompletion=artifact_names
+    help="Artifact, alias, or ID of a run; defaults to the whole store.", autocompletion=artifact_names
 )
 
 
@@ -35,7 +35,7 @@ WHAT = typer.Argument(
 def verify_command(ref: Annotated[str | None, WHAT] = None) -> Printed[Integrity]:
     """Compare every blob with its hash, and every manifest with its spec.
 
-    Changes nothing. Exit code 1 if something is damaged.
+    Nothing is changed. The exit code is 1 if anything is damaged.
     """
     result = _verified(ArtifactRepository(open_store(store_url())), ref)
     error = None
@@ -50,13 +50,13 @@ def verify_command(ref: Annotated[str | None, WHAT] = None) -> Printed[Integrity
 @printing(app, panels.STORE, "repair")
 def repair_command(
     ref: Annotated[str | None, WHAT] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be done")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> Printed[Integrity]:
     """Restore damaged blobs from this node's cache, or take them out of use.
 
-    Verifies first. The next run computes the stages of what is out of use again. Nothing is deleted: such objects are
-    moved below `damaged/` in the store.
+    The store is verified first. Objects out of use are not deleted, but moved below `damaged/`; the next run computes
+    their stages again.
     """
     repository = ArtifactRepository(open_store(store_url()))
     result = _verified(repository, ref)

@@ -273,6 +273,17 @@ def test_every_command_is_in_a_group_and_says_in_one_sentence_what_it_does() -> 
         assert not verb.endswith("s"), f"{name}: {verb}"
 
 
+def test_every_argument_and_option_is_described_by_a_sentence() -> None:
+    described = 0
+    for name, command in [*commands(), *GROUP.commands["cluster"].commands.items()]:
+        for parameter in command.params:
+            sentence, place = parameter.help or "", f"{name} {parameter.name}"
+            assert re.match(r"(?!(A|An|The|All|Each)\b)[A-Z]", sentence), place
+            assert sentence.endswith("."), place
+            described += 1
+    assert described > 100
+
+
 def documented_fields(name: str) -> set[str]:
     page = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
     entries = re.findall(r"^- ((?:`[\w-]+`(?:, )?)+): (.*(?:\n  .*)*)$", page, re.MULTILINE)

@@ -20,7 +20,7 @@ def test_the_page_of_commands_is_current() -> None:
 def test_the_page_of_commands_has_arguments_options_and_defaults() -> None:
     section = commands.page().partition("### serve\n")[2].partition("\n### ")[0]
     assert "alignment serve MODEL [OPTION …]" in section
-    assert "- `--port INTEGER` (default `8000`): port to listen on\n" in section
+    assert "- `--port INTEGER` (default `8000`): Port to listen on.\n" in section
     assert "- `--rollout KEY=VALUE`, any number of times: " in section
     assert "- `MODEL` (**required**): " in section
     assert "alignment cluster slurm RECIPE [KEY=VALUE …] [OPTION …]" in commands.page()
