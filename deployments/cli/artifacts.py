@@ -13,6 +13,7 @@ from rich.tree import Tree
 
 from deployments.cli import panels
 from deployments.cli.completion import artifact_names, run_ids
+from deployments.cli.console import table_or
 from deployments.cli.documents.files import Files
 from deployments.cli.documents.results import Ancestors, ArtifactLine, Artifacts, ParentLink, Pulled
 from deployments.cli.made_models import MODELS
@@ -24,7 +25,7 @@ from rlhf_core.artifacts.lineage import lineage as find_lineage
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.errors import StoreError, shortened
+from rlhf_core.errors import StoreError, one_line, shortened
 from rlhf_core.report.formatting import duration, main_metrics
 from rlhf_core.system.paths import user_path
 from rlhf_core.system.scratch import scratch_folder
@@ -58,7 +59,9 @@ def artifacts(
     for m, line in zip(manifests, lines, strict=True):
         made = f"{line.made:%Y-%m-%d %H:%M}"
         table.add_row(str(m.ref), m.name, m.kind, made, size_text(line.size), main_metrics(m.metrics))
-    return Printed(Artifacts(lines), [table])
+    of_stage = "" if stage is None else f" of the stage `{one_line(stage)}`"
+    none = f"the store has no artifact{of_stage} yet: `alignment run RECIPE` makes some"
+    return Printed(Artifacts(lines), [table_or(table, none)])
 
 
 @printing(app, panels.RESULTS)

@@ -32,6 +32,11 @@ class _Output(Console):
                 super().print(item, **{"soft_wrap": True, "highlight": False, **options})
 
 
+def table_or(table: Table, sentence: str) -> RenderableType:
+    """Return the table, or the sentence in place of one without rows."""
+    return table if table.row_count else sentence
+
+
 def tab_separated(table: Table) -> Iterable[str]:
     """Yield the table's title, header and rows as lines; line ends and tabs in cells become spaces."""
     if table.title is not None:

@@ -15,8 +15,7 @@ from deployments.cli.completion import run_ids
 from deployments.cli.output import Printed, printing
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import is_path
-from rlhf_core.errors import RecipeError, StoreError, one_line, shortened
+from rlhf_core.errors import RecipeError, one_line, shortened
 from rlhf_core.pipeline.compared_runs import read_compared_run
 from rlhf_core.report.formatting import duration, number, with_interval
 from rlhf_core.report.run_diff import EvaluationDiff, MetricRow, RunDiff, SampleChange, diff_runs
@@ -45,9 +44,6 @@ def diff(
     """Compare runs: settings, inputs, code, evaluations with paired differences, metrics, times, samples."""
     if len(set(runs)) != len(runs) or not 2 <= len(runs) <= _MOST:
         raise RecipeError(f"`alignment diff` compares two to {_MOST} different runs: {len(set(runs))} given")
-    for run in runs:
-        if "/" in run or not is_path(run):
-            raise StoreError(f"`{run}` is no id of a run: `alignment runs` lists them")
     repository = ArtifactRepository(open_store(store_url()))
     content = diff_runs([read_compared_run(repository, run) for run in runs], samples=samples)
     return Printed(content, _text(content))

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from deployments.cli import panels
-from deployments.cli.console import console
+from deployments.cli.console import console, table_or
 from deployments.cli.documents.loops import LoopRounds, RoundLine, ScheduleLine, Schedules
 from deployments.cli.exit_codes import RunFailedError
 from deployments.cli.output import Printed, printing
@@ -29,6 +29,8 @@ from rlhf_core.report.formatting import amount
 
 app = typer.Typer()
 
+_NO_ROUND = "there is no round yet: `alignment loop RECIPE` runs one"
+_NO_SCHEDULE = "no loop has a schedule: `alignment schedule RECIPE --cron '0 3 * * *'` sets one"
 BUDGET = typer.Option(min=0, help="Maximum cost of all rounds together; a round that would exceed it is not started.")
 
 
@@ -85,7 +87,10 @@ def rounds(
         console.print(f"round {stored_rounds.skip(skip).number} is skipped")
     lines = list(_lines(stored_rounds))
     copied = copy_page(store, stored_rounds.page_path, Path(name) / "rounds.html")
-    return Printed(LoopRounds(name, lines, copied), [_table(lines), *([] if copied is None else [str(copied)])])
+    return Printed(
+        LoopRounds(name, lines, copied),
+        [table_or(_table(lines), _NO_ROUND), *([] if copied is None else [str(copied)])],
+    )
 
 
 def _lines(stored_rounds: Rounds) -> Iterator[RoundLine]:
@@ -161,4 +166,4 @@ def schedule(
         ScheduleLine(each.loop, each.when, each.active == "yes", each.recipe, each.overrides, each.budget)
         for each in scheduled_loops
     ]
-    return Printed(Schedules(lines), [table])
+    return Printed(Schedules(lines), [table_or(table, _NO_SCHEDULE)])

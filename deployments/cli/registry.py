@@ -12,6 +12,7 @@ from rich.table import Table
 
 from deployments.cli import panels
 from deployments.cli.artifacts import ARTIFACT
+from deployments.cli.console import table_or
 from deployments.cli.documents.registry import (
     Aliases,
     AliasLine,
@@ -36,11 +37,12 @@ from rlhf_core.artifacts.protection import protect as protect_alias
 from rlhf_core.artifacts.registry import move_alias, roll_back
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
-from rlhf_core.errors import StoreError, one_line
+from rlhf_core.errors import StoreError, did_you_mean, one_line
 from rlhf_core.evaluation.stored import differences
 
 app = typer.Typer()
 
+_NO_ALIAS = "there is no alias yet: `alignment alias MODEL/ALIAS ARTIFACT` sets one"
 _MODEL = typer.Argument(help="Model of the registry, such as support-bot.")
 _ALIAS = typer.Argument(metavar="MODEL/ALIAS", help="Alias, such as support-bot/champion.")
 _REASON = typer.Option(help="Reason, kept with the move.")
@@ -64,7 +66,9 @@ def alias(
     repository = ArtifactRepository(open_store(store_url()))
     if name is None:
         listed = list_aliases(repository.store)
-        return Printed(Aliases([_alias_line(each, at) for each, at in listed.items()]), [_alias_table(listed)])
+        return Printed(
+            Aliases([_alias_line(each, at) for each, at in listed.items()]), [table_or(_alias_table(listed), _NO_ALIAS)]
+        )
     model, short = _split(name)
     if artifact is None:
         raise StoreError(f"{name}: give the artifact too that it is to point at; `alignment alias` lists aliases")
@@ -83,25 +87,29 @@ def log(
     """Print the moves of a model's aliases, newest first, and the candidates that wait for approval."""
     store = open_store(store_url())
     model, _, short = (name or "").partition("/")
-    models = [model] if name is not None else dict.fromkeys(each for each, _ in alias_names(store))
+    models = [model] if name is not None else _models(store)
     asked = [(each, waiting(store, each)) for each in models]
     waits = [(each, move) for each, move in asked if move is not None]
     texts: list[RenderableType] = [_waits(each, move) for each, move in waits]
     waiting_lines = [_alias_line(f"{each}/{CANDIDATE}", move) for each, move in waits]
     if name is None:
-        return Printed(RegistryLog(waiting_lines, [], []), texts)
+        none = "no candidate waits for approval: `alignment log MODEL` prints the history of a model"
+        return Printed(RegistryLog(waiting_lines, [], []), texts or [none])
     changes = [each for each in reversed(read_protection(store, model).changes) if short in ("", each.alias)]
     aliases = [short] if short else [alias for _, alias in alias_names(store, model)]
     moves = [(f"{model}/{alias}", move) for alias in aliases for move in moves_of(store, model, alias)]
-    if not moves:
-        raise StoreError(f"no alias {name} has been set: `alignment alias {model}/{short or CHAMPION} ARTIFACT` does")
+    if not moves and not changes:
+        near = did_you_mean(model, _models(store))
+        set_by = f"`alignment alias {model}/{short or CHAMPION} ARTIFACT` does"
+        raise StoreError(f"no alias {name} has been set{near}: {set_by}")
     moves.sort(key=lambda item: (item[1].moved_at, item[1].sequence), reverse=True)
     document = RegistryLog(
         waiting_lines,
         [_move_line(alias, move) for alias, move in moves],
         [ProtectionLine(f"{model}/{c.alias}", c.protected, c.by, c.reason, c.changed_at) for c in changes],
     )
-    return Printed(document, [*texts, _move_table(moves), *(_changed(model, change) for change in changes)])
+    history = [_move_table(moves)] if moves else []
+    return Printed(document, [*texts, *history, *(_changed(model, change) for change in changes)])
 
 
 @printing(app, panels.MODELS)
@@ -189,6 +197,11 @@ def protect(
     return Printed(AliasProtection(name, not off, changed), [text])
 
 
+def _models(store: Store) -> list[str]:
+    """Return the names of the models that have aliases."""
+    return list(dict.fromkeys(model for model, _ in alias_names(store)))
+
+
 def _split(name: str) -> tuple[str, str]:
     model, slash, alias = name.partition("/")
     if not slash:
@@ -262,10 +275,8 @@ def _waits(model: str, asked: Alias) -> str:
 
 def _changed(model: str, change: ProtectionChange) -> str:
     state = "protected" if change.protected else "no longer protected"
-    return (
-        f"{change.changed_at:%Y-%m-%d %H:%M:%S} {model}/{change.alias} {state} by {one_line(change.by)} "
-        f"({one_line(change.reason)})"
-    )
+    reason = f" ({one_line(change.reason)})" if change.reason else ""
+    return f"{change.changed_at:%Y-%m-%d %H:%M:%S} {model}/{change.alias} {state} by {one_line(change.by)}{reason}"
 
 
 def _moved(name: str, moved: Alias) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhf_core.artifacts.store import Store, is_path
+from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import StoreError
-from rlhf_core.pipeline.record import report_json_path, report_path
+from rlhf_core.pipeline.record import known_run, report_json_path, report_path
 from rlhf_core.tracking.protocol import REPORT_FILE, REPORT_JSON_FILE
 
 OUTPUTS = Path("outputs")
@@ -15,10 +15,9 @@ OUTPUTS = Path("outputs")
 def copy_report(store: Store, run_id: str) -> list[Path]:
     """Return the paths of the copies: the page, and its content, which runs of earlier releases lack.
 
-    Raises StoreError if the store has no report of the run.
+    Raises StoreError if the store does not know the run, or has no report of it.
     """
-    if "/" in run_id or not is_path(run_id):
-        raise StoreError(f"`{run_id}` is no id of a run: the Prefect UI and `alignment run` show it")
+    known_run(store, run_id)
     page = copy_page(store, report_path(run_id), Path(run_id) / REPORT_FILE)
     if page is None:
         raise StoreError(f"{store.url} has no report of the run {run_id}: only a run that has completed has one")

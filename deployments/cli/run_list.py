@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.cli import panels
+from deployments.cli.console import table_or
 from deployments.cli.documents.results import RunLine, Runs
 from deployments.cli.documents.runs import RecipeLine, Recipes
 from deployments.cli.output import Printed, printing
@@ -49,7 +50,9 @@ def runs(
     known = {line.run for line in recorded}
     others = [line for line in _in_prefect(limit) if line.run not in known and wanted(line)]
     lines = sorted([*others, *recorded], key=_newest_first, reverse=True)[:limit]
-    return Printed(Runs(lines), [_table(lines)])
+    filtered = failed or recipe is not None or tag is not None
+    none = "no run matches these filters" if filtered else "there is no run yet: `alignment run RECIPE` makes one"
+    return Printed(Runs(lines), [table_or(_table(lines), none)])
 
 
 def _recorded() -> Iterator[RunLine]:

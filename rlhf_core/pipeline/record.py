@@ -14,12 +14,13 @@ from rlhf_core.artifacts.costs import StageCost, stage_cost
 from rlhf_core.artifacts.deletions import wait_for_deletions
 from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef, MetricValue
-from rlhf_core.artifacts.store import Store
+from rlhf_core.artifacts.store import Store, is_path
 from rlhf_core.config.base import Config
 from rlhf_core.config.prices import PricesConfig
-from rlhf_core.errors import IntegrityError
+from rlhf_core.errors import IntegrityError, StoreError, one_line
 
 _PARALLEL_REQUESTS = 16
+_LISTED = 3  # runs in the message about one that is unknown
 _COMPARED = ("evaluation", "benchmark")  # stages with a node for each model
 Outcome = Literal["reused", "computed", "failed", "not run"]
 
@@ -140,6 +141,24 @@ def read_start(store: Store, run_id: str) -> RunStart | None:
     return None if data is None else parsed(RunStart, data, start_path(run_id), "the start of a run")
 
 
+def known_run(store: Store, run_id: str) -> tuple[RunRecord | None, RunStart | None]:
+    """Return the record and the start of a run. Raises StoreError, which lists the newest runs, if it has neither."""
+    is_id = "/" not in run_id and is_path(run_id)
+    record, start = (read_record(store, run_id), read_start(store, run_id)) if is_id else (None, None)
+    if record is None and start is None:
+        ids = _newest_ids(store, "start.json", "run.json")
+        listed = f"its newest are {', '.join(ids[:_LISTED])}, and `alignment runs` lists all"
+        known = listed if ids else "it has none yet, `alignment run RECIPE` makes one"
+        raise StoreError(f"{store.url} has no run `{one_line(run_id)}`: {known}")
+    return record, start
+
+
+def _newest_ids(store: Store, *names: str) -> list[str]:
+    """Return the ids of the runs that have an object of one of these names, newest first."""
+    paths = (path.split("/") for path in reversed(store.list("runs/")))
+    return list(dict.fromkeys(parts[1] for parts in paths if len(parts) == 3 and parts[2] in names))
+
+
 def newest_records(store: Store) -> Iterator[tuple[str, RunRecord | IntegrityError]]:
     """Yield each run's id and record, newest first, or in its place the error of a damaged one.
 
@@ -153,8 +172,7 @@ def newest_records(store: Store) -> Iterator[tuple[str, RunRecord | IntegrityErr
         except IntegrityError as error:
             return error
 
-    paths = (path.split("/") for path in reversed(store.list("runs/")))
-    run_ids = [parts[1] for parts in paths if len(parts) == 3 and parts[2] == "run.json"]
+    run_ids = _newest_ids(store, "run.json")
     with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
         for start in range(0, len(run_ids), _PARALLEL_REQUESTS):
             step = run_ids[start : start + _PARALLEL_REQUESTS]

@@ -10,10 +10,8 @@ from typing import Any
 from rlhf_core.artifacts.attempts import attempts_at
 from rlhf_core.artifacts.costs import StageCost, stage_cost
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import is_path
 from rlhf_core.config.prices import PricesConfig
-from rlhf_core.errors import StoreError
-from rlhf_core.pipeline.record import RunStart, read_record, read_start
+from rlhf_core.pipeline.record import RunStart, known_run
 from rlhf_core.recipe.prices import prices_of
 
 
@@ -29,14 +27,11 @@ def run_costs(repository: ArtifactRepository, run_id: str, prices: PricesConfig 
 
     Raises StoreError if the store does not know the run.
     """
-    if "/" in run_id or not is_path(run_id):
-        raise StoreError(f"`{run_id}` is no id of a run: the Prefect UI and `alignment run` show it")
-    record, start = read_record(repository.store, run_id), read_start(repository.store, run_id)
+    record, start = known_run(repository.store, run_id)
     if record is not None and not record.is_newest(start):
         record = None  # it runs again
     known = record or start
-    if known is None:
-        raise StoreError(f"{repository.store.url} knows no run {run_id}: the Prefect UI and `alignment run` show ids")
+    assert known is not None
     prices = prices or prices_of_run(known.recipe)
     stages = record.costs(prices) if record is not None else []
     if record is None and start is not None:

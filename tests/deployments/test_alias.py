@@ -91,7 +91,7 @@ def test_what_waits_is_approved_or_rejected(store: Store) -> None:
     assert store.call("reject", "bot", "--reason", "rude", "--candidate", str(store.first.ref))[0] == 1
     code, said = store.call("approve", "bot", "--candidate", second, "--by", "eve", "--reason", "read \x1b[31m them")
     assert (code, said.splitlines()[-1]) == (0, f"bot/champion → {second}, before {store.first.ref}")
-    assert store.call("log") == (0, "")
+    assert store.call("log")[1].startswith("no candidate waits for approval")
     assert r"read \x1b[31m them" in store.call("log", "bot")[1]
     assert store.call("reject", "bot", "--reason", "rude")[1].endswith(
         "was approved by eve (read \\x1b[31m them) before"
@@ -105,7 +105,21 @@ def test_protection_is_set_and_ended_for_a_reason(store: Store) -> None:
     assert store.call("protect", "bot/best", "--off", "--reason", "a test") == (0, "bot/best is no longer protected")
     assert store.call("alias", "bot/best", str(store.first.ref))[0] == 0
     assert f"bot/best no longer protected by {getuser()} (a test)" in store.call("log", "bot")[1]
-    assert store.call("log", "bto")[1].startswith("error: no alias bto has been set")
+    wrong = "error: no alias bto has been set (did you mean `bot`?): `alignment alias bto/champion ARTIFACT` does"
+    assert store.call("log", "bto") == (1, wrong)
+
+
+def test_what_has_no_history_is_said_in_a_sentence(store: Store) -> None:
+    assert store.call("log") == (
+        0, "no candidate waits for approval: `alignment log MODEL` prints the history of a model"
+    )  # fmt: skip
+    assert store.call("alias") == (0, "there is no alias yet: `alignment alias MODEL/ALIAS ARTIFACT` sets one")
+    assert store.call("log", "bot")[1] == (
+        "error: no alias bot has been set: `alignment alias bot/champion ARTIFACT` does"
+    )
+    store.call("protect", "bot/best")
+    (line,) = store.call("log", "bot")[1].splitlines()
+    assert line.endswith(f" bot/best protected by {getuser()}")
 
 
 def test_moves_and_decisions_are_documents(store: Store) -> None:

@@ -190,6 +190,9 @@ def test_runs_are_listed_newest_first_and_only_as_many_are_read_as_are_shown(
 
 def test_aliases_and_recipes_are_listed(repository: ArtifactRepository, tmp_path: Path) -> None:
     assert document("alias") == {"aliases": []}
+    assert alignment("artifacts").stdout == "the store has no artifact yet: `alignment run RECIPE` makes some\n"
+    assert alignment("runs").stdout == "there is no run yet: `alignment run RECIPE` makes one\n"
+    assert alignment("runs", "--failed").stdout == "no run matches these filters\n"
     made = published(repository, tmp_path / "a", "one")
     move_alias(repository.store, "bot", "best", made.ref, by="me", reason="better")
     repository.store.put("aliases/README", b"no alias")
@@ -248,8 +251,8 @@ def test_two_runs_are_compared(repository: ArtifactRepository, tmp_path: Path) -
     for arguments, sentence in (
         (["run-1"], "compares two to 6 different runs: 1 given"),
         (["run-1", "run-1"], "compares two to 6 different runs: 1 given"),
-        (["run-1", "run-3"], "has no record of the run run-3: only a run that has ended has one"),
-        (["run-1", "../x"], "`../x` is no id of a run"),
+        (["run-1", "run-3"], "has no run `run-3`: its newest are run-2, run-1, and `alignment runs` lists all"),
+        (["run-1", "../x"], "has no run `../x`: its newest are run-2, run-1, and `alignment runs` lists all"),
     ):
         done = alignment("diff", *arguments)
         assert (done.exit_code, sentence in done.stderr) == (1, True), done.stderr

@@ -68,7 +68,7 @@ def test_arguments_that_are_not_utf_8(arguments: tuple[str, ...]) -> None:
 def test_what_can_be_no_name_is_said_as_it_was_given(name: str) -> None:
     assert f"has no artifact or alias `{name}`" in said("show", name)
     assert f"has no artifact or alias `{name}`" in said("verify", name)
-    assert said("report", name).startswith(f"error: `{name}` is no id of a run")
+    assert f"has no run `{name}`: it has none yet" in said("report", name)
 
 
 @pytest.mark.parametrize("variable", ["ALIGNMENT_STORE", "ALIGNMENT_STACK_DIR"])

@@ -332,7 +332,7 @@ def test_a_run_from_the_terminal(terminal: Path, worker: Path) -> None:
     shown = alignment("report", str(run.id))
     assert (shown.stdout, report.is_file()) == (f"{report.relative_to(terminal)}\n", True)
     unknown = alignment("report", "unknown")
-    assert "has no report of the run unknown" in unknown.stderr
+    assert "has no run `unknown`: its newest are " in unknown.stderr
 
     second = alignment("run", "smallest.yaml")
     assert second.exit_code == 0, second.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -18,7 +19,7 @@ from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import RecipeError, StoreError
-from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
+from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_needs, write_record, write_start
 from rlhf_core.pipeline.run_costs import run_costs
 from rlhf_core.recipe.prices import prices_of, read_prices
 from tests.rlhf_core.artifacts.test_costs import PRICES, START, attempt
@@ -46,10 +47,23 @@ def test_a_run_that_was_killed_is_known_by_its_attempts(repository: ArtifactRepo
     sft, rl = costs.stages
     assert (sft.outcome, round(sft.saved.money, 2), sft.own.money) == ("reused", 2.2, 0.0)
     assert (rl.outcome, round(rl.own.money, 2), rl.attempts[0].outcome) == ("killed", 2.2, "killed")
-    with pytest.raises(StoreError, match="knows no run other"):
-        run_costs(repository, "other")
-    with pytest.raises(StoreError, match="is no id of a run"):
-        run_costs(repository, "../x")
+
+
+@pytest.mark.parametrize("unknown", ["other", "../x", ""])
+def test_an_unknown_run_is_an_error_that_names_the_newest_runs(repository: ArtifactRepository, unknown: str) -> None:
+    for i in range(4):
+        start = RunStart(run_id=f"a{i}", recipe=RECIPE, overrides=(), started_at=START, nodes={})
+        write_start(repository.store, start)
+    write_needs(repository.store, "try-1", [])
+    sentence = f" has no run `{unknown}`: its newest are now, a3, a2, and `alignment runs` lists all"
+    with pytest.raises(StoreError, match=f"^{re.escape(repository.store.url + sentence)}$"):
+        run_costs(repository, unknown)
+
+
+def test_a_store_without_runs_names_the_command_that_makes_one(tmp_path: Path) -> None:
+    empty = ArtifactRepository(LocalStore(tmp_path / "empty"))
+    with pytest.raises(StoreError, match=r"has no run `now`: it has none yet, `alignment run RECIPE` makes one$"):
+        run_costs(empty, "now")
 
 
 def test_a_run_that_runs_again_is_known_by_its_attempts(repository: ArtifactRepository) -> None:
