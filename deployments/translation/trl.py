@@ -29,7 +29,9 @@ from deployments.translation.settings import (
 from deployments.translation.trl_files import TRLFile, read_file
 from rlhf_core.errors import RecipeError
 
-_PROMPT_TOKENS = 1024  # beside the completion, where the file has no vllm_max_model_length
+_MAX_LENGTH = 1024  # of SFTConfig and DPOConfig
+_COMPLETION_TOKENS = 512  # of GRPOConfig
+_PROMPT_TOKENS = 1024  # assumed: GRPOConfig does not limit prompts
 
 _STEPS_DECIDE = "max_steps is set, which comes first"
 _REASONS = {
@@ -82,7 +84,7 @@ _OPTIMIZER = {
 }
 _ENGINE = {
     "bf16": Setting("engine.dtype", None, one_of({True: "bfloat16", False: "float32"})),
-    "gradient_checkpointing": Setting("engine.gradient_checkpointing"),
+    "gradient_checkpointing": Setting("engine.gradient_checkpointing", True),
     "attn_implementation": Setting(
         "engine.attention", None,
         one_of({"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash_attention_2"}),
@@ -90,14 +92,13 @@ _ENGINE = {
 }  # fmt: skip
 _SUPERVISED = {
     **_ENGINE,
-    "max_length": Setting("max_length", 1024),
     "num_train_epochs": Setting("epochs", 3, number_of_epochs),
     "logging_steps": Setting("log_every", None, int),
     "router_aux_loss_coef": Setting("moe_coefficient"),
 }
 _RL = {
     **_ENGINE,
-    "max_completion_length": Setting("sampling.max_tokens", 512),
+    "max_completion_length": Setting("sampling.max_tokens", _COMPLETION_TOKENS),
     "temperature": Setting("sampling.temperature", 1.0, float),
     "top_p": Setting("sampling.top_p", None, _beside_top_k),
     "top_k": Setting("sampling.top_k", None, lambda most: max(0, int(most or 0))),
@@ -243,7 +244,7 @@ def _dpo(stage: dict[str, Any], given: Given, task: _Task) -> None:
 
 def _supervised(stage: dict[str, Any], given: Given, task: _Task, rate: float) -> None:
     rows = task.rows
-    stage["batch_size"] = task.batch.size
+    stage |= {"batch_size": task.batch.size, "max_length": _max_length(given, task)}
     given.fill(stage, _SUPERVISED)
     if (steps := given.take("max_steps", -1)) > 0:
         stage |= {"max_steps": steps, "epochs": epochs_for(steps, task.batch.size, rows)}
@@ -252,6 +253,21 @@ def _supervised(stage: dict[str, Any], given: Given, task: _Task, rate: float) -
         given.leave("truncation_mode", "here long rows are cut at the end, see on_long_row")
     known = steps if steps > 0 else rows and stage.get("epochs", 1) * math.ceil(rows / task.batch.size)
     _optimizer(stage, given, rate, known)
+
+
+def _max_length(given: Given, task: _Task) -> int:
+    """Return the tokens at which a row is truncated; an assumption unless the file has a number."""
+    written = given.take("max_length")
+    if isinstance(written, int):
+        return written
+    context = task.origin.context
+    is_none = "max_length" in given.names("max_length") and given.value("max_length") is None
+    length = context if is_none and context else min(_MAX_LENGTH, context or _MAX_LENGTH)
+    config, stage = {"sft": ("SFTConfig", "sft"), "dpo": ("DPOConfig", "preference")}[task.read.kind]
+    why = "max_length=None truncates nothing there" if is_none else f"{config}'s default is {_MAX_LENGTH}"
+    of_model = f", the model's context {context}" if length == context else ""
+    task.result.assumed.append(f"{stage}.max_length: {length}; {why}{of_model}")
+    return length
 
 
 def _optimizer(stage: dict[str, Any], given: Given, rate: float, steps: int | None) -> None:
@@ -307,12 +323,7 @@ def _grpo(rl: dict[str, Any], given: Given, task: _Task) -> None:
     if given.take("use_vllm") and given.take("vllm_importance_sampling_correction", True):
         block["mismatch"] = _mismatch(given)
     given.fill(rl, _RL)
-    length = given.take("vllm_max_model_length")
-    if length is None:
-        length = rl["sampling"]["max_tokens"] + _PROMPT_TOKENS
-        length = min(length, task.origin.context or length)
-        task.result.assumed.append(f"rl.rollout.max_length: {length}; there, prompts have any length")
-    put(rl, "rollout.max_length", length)
+    put(rl, "rollout.max_length", _rollout_length(rl["sampling"]["max_tokens"], given, task))
     rl["dropout"] = not given.take("disable_dropout", False) and bool(rl.get("lora", {}).get("dropout"))
     weights = given.take("reward_weights") or [1.0] * len(task.read.rewards)
     if len(weights) != len(task.read.rewards):
@@ -320,6 +331,25 @@ def _grpo(rl: dict[str, Any], given: Given, task: _Task) -> None:
     for reward, weight in zip(task.read.rewards, weights, strict=True):
         block["rewards"][reward["function"]] = reward | ({"weight": float(weight)} if weight != 1 else {})
     rl |= {"algorithm": algorithm, "steps": steps, "prompts_per_step": prompts, algorithm.replace("-", "_"): block}
+
+
+def _rollout_length(completion: int, given: Given, task: _Task) -> int:
+    """Return the tokens of prompt and completion; an assumption unless the file has them."""
+    assumed, context = task.result.assumed, task.origin.context
+    if "max_completion_length" not in given:
+        assumed.append(f"rl.sampling.max_tokens: {completion}; GRPOConfig's default of max_completion_length")
+    length, prompt = given.take("vllm_max_model_length"), given.take("max_prompt_length")
+    if length is not None:
+        return int(length)
+    if prompt is not None:  # of an earlier TRL
+        what = f"max_prompt_length {prompt} and max_completion_length {completion}; a longer prompt is an error here"
+    else:
+        what = f"max_completion_length {completion} and {_PROMPT_TOKENS} for prompts, which GRPOConfig does not limit"
+    whole = completion + int(prompt or _PROMPT_TOKENS)
+    length = min(whole, context or whole)
+    of_model = f", at most the model's context {context}" if length < whole else ""
+    assumed.append(f"rl.rollout.max_length: {length}; {what}{of_model}")
+    return length
 
 
 def _mismatch(given: Given) -> dict[str, Any]:

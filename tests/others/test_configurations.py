@@ -71,6 +71,61 @@ def test_a_script_of_trl(folder: Path) -> None:
     checked.call_functions(None)  # with the functions' own code, without the imports of TRL
 
 
+def _sft(kind: str, arguments: str) -> str:
+    return f"t = {kind}Trainer(model='a/b', train_dataset=load_dataset('a/b'), args={kind}Config({arguments}))\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "context", "place", "length", "assumed"),
+    [
+        (_sft("SFT", ""), None, "sft.max_length", 1024, ["sft.max_length: 1024; SFTConfig's default is 1024"]),
+        (_sft("SFT", "max_length=99"), None, "sft.max_length", 99, []),
+        (
+            _sft("SFT", "max_length=None"), 4096, "sft.max_length", 4096,
+            ["sft.max_length: 4096; max_length=None truncates nothing there, the model's context 4096"],
+        ),
+        (
+            _sft("DPO", ""), 512, "preference.max_length", 512,
+            ["preference.max_length: 512; DPOConfig's default is 1024, the model's context 512"],
+        ),
+        (
+            "GRPO", None, "rl.rollout.max_length", 1536,
+            [
+                "rl.sampling.max_tokens: 512; GRPOConfig's default of max_completion_length",
+                "rl.rollout.max_length: 1536; max_completion_length 512 and 1024 for prompts, which GRPOConfig does "
+                "not limit",
+            ],
+        ),
+        (
+            "GRPO max_completion_length=32", 1000, "rl.rollout.max_length", 1000,
+            [
+                "rl.rollout.max_length: 1000; max_completion_length 32 and 1024 for prompts, which GRPOConfig does "
+                "not limit, at most the model's context 1000"
+            ],
+        ),
+        (
+            "GRPO max_completion_length=32, max_prompt_length=64", None, "rl.rollout.max_length", 96,
+            [
+                "rl.rollout.max_length: 96; max_prompt_length 64 and max_completion_length 32; a longer prompt is an "
+                "error here"
+            ],
+        ),
+        ("GRPO max_completion_length=32, vllm_max_model_length=80", None, "rl.rollout.max_length", 80, []),
+    ],
+)  # fmt: skip
+def test_lengths_that_a_script_leaves_to_trl_are_named(
+    tmp_path: Path, script: str, context: int | None, place: str, length: int, assumed: list[str]
+) -> None:
+    kind, _, arguments = script.partition(" ")
+    (tmp_path / "a.py").write_text(_trl({}).replace("()", f"({arguments})") if kind == "GRPO" else script)
+    translation = trl.translate(Origin(tmp_path / "a.py", tmp_path / "mine", context))
+    setting: Any = translation.recipe
+    for key in place.split("."):
+        setting = setting[key]
+    assert setting == length
+    assert [each for each in translation.assumed if "max_length" in each or "max_tokens" in each] == assumed
+
+
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["init", "--from", "trl", str(tmp_path / "a.py"), str(tmp_path / "mine")])
     assert (done.exit_code, done.output) == (1, f"error: {tmp_path / 'a.py'}: there is no such file\n")
@@ -185,7 +240,7 @@ def _trl(settings: Mapping[str, Any]) -> str:
 VALUES: dict[str, Any] = {
     "num_generations": 4,
     "lr_scheduler_type": "constant_with_warmup", "scale_rewards": "none", "bf16": False, "attn_implementation": "eager",
-    "gradient_checkpointing": True, "mask_truncated_completions": True, "ds.attn_implementation": "eager",
+    "gradient_checkpointing": False, "mask_truncated_completions": True, "ds.attn_implementation": "eager",
     "actor.loss_agg_mode": "seq-mean-token-mean", "algo.kl.estimator": "k3", "reward.clip_range": [-3, 3],
     "actor.lr_scheduler": "constant", "critic.lr_scheduler": "constant", "actor.adam.betas": [0.8, 0.9],
     "critic.adam.betas": [0.8, 0.9], "actor.optim": "muon", "critic.optim": "muon", "optim": "sgd",
