@@ -16,6 +16,7 @@ from deployments.cli.console import console
 from deployments.cli.documents.runs import TriedStage
 from deployments.cli.exit_codes import ExitCode
 from deployments.cli.output import Printed, printing
+from deployments.cli.quiet import quiet_libraries
 from deployments.cli.reports import OUTPUTS
 from deployments.cli.run import OVERRIDES, RECIPE
 from deployments.cli.signals import end_in_order
@@ -42,8 +43,10 @@ def try_stage(
 ) -> Printed[TriedStage]:
     """Run one node in this process, without Ray, Prefect or a server, so that `breakpoint()` works in all code.
 
-    The node's inputs come from the store, or are computed here first, all with one rank and one engine.
+    The node's inputs come from the store, or are computed here first, all with one rank and one engine. The output of
+    vLLM is printed after an error, or if VLLM_LOGGING_LEVEL is set.
     """
+    quiet_libraries()
     # Debugging must not upload: the trackers' files stay in the result.
     os.environ.setdefault("WANDB_MODE", "offline")
     place = store if "://" in store else str(Path(store).absolute())

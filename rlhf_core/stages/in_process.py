@@ -13,6 +13,7 @@ import torch
 from rlhf_core.config.engines.placement import Placement
 from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.contract import StageContext
+from rlhf_core.processes.child_output import kept_output
 from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rl.hybrid import LendsDevice
 from rlhf_core.rollout.child_engine import ChildEngine, engine_in_child
@@ -38,9 +39,10 @@ def engine_in(process: ChildProcess, spec: EngineSpec, context: StageContext) ->
 
 @contextmanager
 def engine_beside(spec: EngineSpec, context: StageContext) -> Iterator[OneEngine]:
-    """Start an engine in a process of its own, which ends with this context."""
-    with engine_in_child(spec.model.folder, spec.settings, _devices(spec)) as engine:
-        yield engine
+    """Start an engine in a process of its own, which ends with this context. vLLM's output is printed after errors."""
+    with ExitStack() as stack:
+        output = stack.enter_context(kept_output()) if spec.settings.config.type == "vllm" else None
+        yield stack.enter_context(engine_in_child(spec.model.folder, spec.settings, _devices(spec), output))
 
 
 class InProcessCluster:

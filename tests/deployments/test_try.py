@@ -202,6 +202,24 @@ def test_sft_and_rl_without_ray_prefect_or_a_server(place: Workplace, tried: tup
     assert not (place.folder / "work").exists() or list((place.folder / "work").iterdir()) == []
 
 
+# Of a stage, of the command, and of the ranks.
+OURS = re.compile(
+    r"(base|data|overlap|sft|rl|evaluation)[\w.]*: |(artifact|result|metrics) |note: |\S+ keeps |rollout\.|Llama\w+: "
+)
+
+
+@pytest.mark.endurance("two-nodes")
+@pytest.mark.slow("runs stages with vLLM, as `alignment try` does")
+@pytest.mark.parametrize("node", ["sft", "evaluation.rl"])
+def test_libraries_print_nothing_beside_the_lines_of_the_command(
+    place: Workplace, tried: tuple[int, str], node: str
+) -> None:
+    command = [sys.executable, "-m", "deployments.cli.main", "try", "small.yaml", node]
+    done = subprocess.run(command, cwd=place.folder, env=place.environment, capture_output=True, text=True, check=True)
+    lines = (done.stdout + done.stderr).splitlines()
+    assert [line for line in lines if not OURS.match(line)] == []
+
+
 @pytest.mark.endurance("two-nodes")
 def test_a_breakpoint_in_a_rank_stops_this_process(tried: tuple[int, str]) -> None:
     pid, output = tried
