@@ -104,11 +104,17 @@ def reason_of(error: BaseException) -> str:
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """Return a suggestion in parentheses, to append to an unknown name; empty if no known name is similar."""
+    near = similar_name(wrong, known)
+    return "" if near is None else f" (did you mean `{near}`?)"
+
+
+def similar_name(wrong: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most similar to an unknown one; None if none is."""
     names, written = {name.lower(): name for name in known}, wrong.lower()[:_LONGEST_COMPARED]
     # To difflib two swapped characters are as far away as one other character: gpro as near to gspo as to grpo.
     nearest = [name for name in names if _is_swapped(written, name)]
     nearest = nearest or difflib.get_close_matches(written, list(names), n=1, cutoff=0.5)
-    return f" (did you mean `{names[nearest[0]]}`?)" if nearest else ""
+    return names[nearest[0]] if nearest else None
 
 
 def _is_swapped(text: str, other: str) -> bool:

@@ -35,7 +35,8 @@ def check_context(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel]) -
         context = models[node.name].context if node.name in models else None
         for setting, tokens in node.config.sequence_lengths().items():
             if context is not None and tokens > context:
-                yield f"{node.section}.{setting}={tokens} is more than the model's context of {context} tokens"
+                place = f"{node.section}.{setting}={tokens}"
+                yield f"{place} is more than the model's context of {context} tokens: lower it"
         for input_setting in node.input_settings:
             limit = node.config.row_limit(input_setting.path) if input_setting.reads.role == "dataset" else None
             if limit is not None and limit.completion_tokens >= limit.tokens:

@@ -40,7 +40,7 @@ def walk(data: Any, location: Sequence[Any]) -> Iterator[Part]:
         elif isinstance(part, str) and "[" in part and not _has(data, part):
             yield Part(part, True, here, here)  # `tuple[str, ...]`: one of several types
         else:
-            data = _item(data, part)
+            data = item_of(data, part)
             below = [below_annotation for annotation in here for below_annotation in _below(annotation, part, data)]
             yield Part(part, False, here, below)
             here = below
@@ -94,7 +94,8 @@ def _has(data: Any, part: str) -> bool:
     return isinstance(data, dict) and part in data
 
 
-def _item(data: Any, part: Any) -> Any:
+def item_of(data: Any, part: Any) -> Any:
+    """Return the item of a mapping or a list; None if there is none."""
     if isinstance(data, dict):
         return data.get(part)
     return data[part] if isinstance(data, list) and isinstance(part, int) and part < len(data) else None

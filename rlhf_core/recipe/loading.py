@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,11 +59,18 @@ def _find(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml"):
         if problem := file_problem(path):
-            raise RecipeError(f"{path}: {problem}")
+            raise RecipeError(f"{path}: {problem}; `alignment recipes` lists recipes")
         return path
     recipes = known_recipes()
     if name_or_path in recipes:
         return recipes[name_or_path]
+    beside = (f"{name_or_path}.yaml", os.path.join(name_or_path, "recipe.yaml"))
+    if near := next((file for file in beside if os.path.isfile(file)), None):
+        raise RecipeError(f"unknown recipe `{name_or_path}` (did you mean `{near}`?)")
+    if path.name != name_or_path or os.path.lexists(path):
+        raise RecipeError(
+            f"{name_or_path} is no recipe: give the path of a .yaml file, or a name of `alignment recipes`"
+        )
     known = f"known by name are {', '.join(recipes)}" if recipes else f"set {RECIPES_VARIABLE} to a folder of recipes"
     raise RecipeError(
         f"unknown recipe `{name_or_path}`{did_you_mean(name_or_path, recipes)}; {known}, or give the path of a "

@@ -8,8 +8,8 @@ from typing import Any
 
 from rlhf_core.config.base import Config
 from rlhf_core.config.texts import is_hub_name
-from rlhf_core.errors import did_you_mean, shortened
-from rlhf_core.recipe.language import Part, configs_of, keys_of, walk
+from rlhf_core.errors import did_you_mean, shortened, similar_name
+from rlhf_core.recipe.language import Part, configs_of, item_of, keys_of, walk
 from rlhf_core.recipe.methods import method_hint, setting_hint
 
 _TRUE_WORDS = {"yes", "on", "y", "t", "True", "TRUE", "1"}
@@ -33,6 +33,9 @@ def sentence(data: Mapping[str, Any], problem: Mapping[str, Any]) -> tuple[list[
             return location, _unknown_key(parts)
         case "missing" if parts and isinstance(parts[-1].key, int):
             return location[:-1], f"`{dotted(parts[:-1])}` has too few entries: entry {parts[-1].key + 1} is missing"
+        case "missing" if (misspelt := _misspelt(data, parts)) is not None:
+            loc = (*problem["loc"][:-1], misspelt)
+            return sentence(data, {**problem, "type": "extra_forbidden", "loc": loc})
         case "missing":
             meaning, example = _meaning(parts), _example(parts)
             add = f"add `{example}`" if example else "add it"
@@ -46,14 +49,18 @@ def sentence(data: Mapping[str, Any], problem: Mapping[str, Any]) -> tuple[list[
         case "value_error":
             chooses = isinstance(value, str) and location[-1:] in (["algorithm"], ["type"])
             text = method_hint(value) if chooses else ""  # a method of another stage, or of another name here
+            if isinstance(value, str) and location[:1] == ["data"] and location[-1] == "source":
+                text = _as_source(value, ("files", "hub"))
             return location, f"`{place}`: {text or problem['msg'].removeprefix('Value error, ')}"
         case kind:
             if value is None and kind != "none_required":
                 else_ = ", or leave the key out" if _may_be_left_out(parts) else ""
                 return location, f"`{place}` is empty: {_expected(kind, problem, parts)}{else_}"
+            if isinstance(value, str) and parts and (source := _as_source(value, _kinds(parts))):
+                return location, f"`{place}` is {shown(value)}: {source}"
             return (
                 location,
-                f"`{place}` is {shown(value)}: {_expected(kind, problem, parts)}{_hint(kind, value, parts)}",
+                f"`{place}` is {shown(value)}: {_expected(kind, problem, parts)}{_hint(kind, value)}",
             )
 
 
@@ -82,7 +89,7 @@ def _short(text: str) -> str:
 
 def _unknown_key(parts: list[Part]) -> str:
     *parents, wrong = parts
-    keys = sorted({key for config in configs_of(wrong.siblings) for key in keys_of(config)})
+    keys = _keys_beside(wrong)
     near = did_you_mean(str(wrong.key), keys)
     inside = _inside(wrong)
     if inside:
@@ -100,6 +107,21 @@ def _unknown_key(parts: list[Part]) -> str:
         return f"unknown key `{dotted(parts)}`{near}; a stage with a name of its own says which stage it is by `stage:`"
     listed = "" if near or not keys else f"; `{dotted(parents)}` has {', '.join(key for key in keys if key != 'type')}"
     return f"unknown key `{dotted(parts)}`{near}{listed}"
+
+
+def _keys_beside(wrong: Part) -> list[str]:
+    return sorted({key for config in configs_of(wrong.siblings) for key in keys_of(config)})
+
+
+def _misspelt(data: Mapping[str, Any], parts: Sequence[Part]) -> str | None:
+    """Return the unknown key in the recipe that stands for the missing one at the end of `parts`; None without one."""
+    written: Any = data
+    for part in parts[:-1]:
+        written = written if part.tag else item_of(written, part.key)
+    if not parts or not isinstance(written, Mapping):
+        return None
+    keys = _keys_beside(parts[-1])
+    return next((key for key in written if key not in keys and similar_name(key, keys) == parts[-1].key), None)
 
 
 def _inside(wrong: Part) -> str:
@@ -190,10 +212,17 @@ def _expected(kind: str, problem: Mapping[str, Any], parts: Sequence[Part]) -> s
             return f"it cannot be used here ({problem['msg']})"
 
 
-def _hint(kind: str, value: Any, parts: Sequence[Part]) -> str:
+def _as_source(text: str, kinds: Sequence[str]) -> str:
+    """Return how a source is written that is only a text in the recipe; empty for what is no source."""
+    name = _short(text)
+    forms = [f"{{type: hub, repository: {name}}}"] if "hub" in kinds and is_hub_name(text) else []
+    forms += [f"{{type: folder, path: {name}}}"] if "folder" in kinds else []
+    forms += [f"{{type: files, paths: [{name}]}}"] if "files" in kinds else []
+    return f"write {' or '.join(forms)}" if forms else ""
+
+
+def _hint(kind: str, value: Any) -> str:
     """Return the probably intended spelling."""
-    if isinstance(value, str) and is_hub_name(value) and parts and "hub" in _kinds(parts):
-        return f": write {{type: hub, repository: {value}}}"
     if kind.startswith(("int_", "float_")):
         if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
             return f": write {value:.0f}"

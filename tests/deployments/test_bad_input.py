@@ -59,7 +59,7 @@ def test_a_setting(command: str, tmp_path: Path, override: str, sentence: str) -
 
 def test_an_unknown_recipe(command: str) -> None:
     assert said(command, "tinny").startswith("unknown recipe `tinny` (did you mean `tiny`?); known by name are ")
-    assert said(command, "no/such.yaml") == "no/such.yaml: there is no such file"
+    assert said(command, "no/such.yaml") == "no/such.yaml: there is no such file; `alignment recipes` lists recipes"
 
 
 def _no_dataset(recipe: dict[str, Any], root: Path) -> None:
@@ -94,7 +94,7 @@ def _no_weights(recipe: dict[str, Any], root: Path) -> None:
         ),
         (
             put("sft", "max_length", value=65),
-            r"sft\.max_length=65 is more than the model's context of 64 tokens",
+            r"sft\.max_length=65 is more than the model's context of 64 tokens: lower it",
         ),
         (_no_weights, r"base\.source\.path: model: there are no weights in this folder: .*"),
         (file("rewards.py", "def reward("), r"rl\.ppo\.rewards\.own: rewards\.py: syntax error in line 1: .*"),

@@ -256,7 +256,10 @@ class RLConfig(RLSettings):
         if self.sampling.top_k == 1:
             raise ValueError("sampling.top_k is 1: rollouts of one prompt are all the same; set 2 or more")
         if self.sampling.max_tokens >= self.rollout.max_length:
-            raise ValueError("sampling.max_tokens leaves no room for a prompt in rollout.max_length; raise the latter")
+            raise ValueError(
+                f"sampling.max_tokens={self.sampling.max_tokens} leaves no room for a prompt in rollout.max_length="
+                f"{self.rollout.max_length}: raise the latter, or lower the former"
+            )
         return self
 
     @model_validator(mode="after")

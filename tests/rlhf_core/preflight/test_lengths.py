@@ -29,7 +29,7 @@ pytestmark = pytest.mark.parts
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (put("sft", "max_length", value=65), "sft.max_length=65 is more than the model's context of 64 tokens"),
+        (put("sft", "max_length", value=65), "sft.max_length=65 is more than the model's context of 64 tokens: lower"),
         (put("pretrain", "max_length", value=65), "pretrain.max_length=65 is more than the model's context of 64"),
         (
             put("rl", "rollout", "max_length", value=65),

@@ -101,7 +101,18 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("rl.algorithm=gropo", "`rl.algorithm`: there is no algorithm `gropo` (did you mean `grpo`?); there are ppo,"),
         ("rl.algorithm=gpro", "`rl.algorithm`: there is no algorithm `gpro` (did you mean `grpo`?); there are ppo,"),
         ("rl.grppo={}", "unknown key `rl.grppo` (did you mean `grpo`?)"),
-        ("base.source=Qwen/Qwen3-0.6B", "vision: write {type: hub, repository: Qwen/Qwen3-0.6B}"),
+        (
+            "base.source=Qwen/Qwen3-0.6B",
+            "`base.source` is 'Qwen/Qwen3-0.6B': write {type: hub, repository: Qwen/Qwen3-0.6B} or {type: folder",
+        ),
+        ("base.source=model", "`base.source` is 'model': write {type: folder, path: model}"),
+        ("data.talks.source=talks.jsonl", "`data.talks.source`: write {type: files, paths: [talks.jsonl]}"),
+        ("data.talks.source=me/talks", "write {type: hub, repository: me/talks} or {type: files, paths: [me/talks]}"),
+        ("data.talks.source=5", "`data.talks.source`: write a mapping with a key `type`, which chooses the source"),
+        (
+            "rl.sampling.max_tokens=64",
+            "sampling.max_tokens=64 leaves no room for a prompt in rollout.max_length=64: raise the latter, or lower",
+        ),
         ("rl.algorithm=ppo", "`rl`: algorithm is ppo, but there is no block `ppo` beside it; add one"),
         ("base.source={type: foldr}", "`base.source.type` is 'foldr' (did you mean `folder`?); it must be one of"),
         ("Sft={stage: sft}", "`Sft`: the name of a stage has up to 100 lower-case letters"),
@@ -235,12 +246,45 @@ def test_a_section_that_overrides_change_inside_is_said_with_them(recipe: str) -
     assert re.match(r".* line \d+ with override `rl.steps=3`, `rl.placement.workers=64`: `rl`: ", said), said
 
 
+def test_an_unknown_key_is_one_mistake_although_the_key_that_is_meant_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(RECIPE.replace("name: ", "nmae: ").replace("prompts_per_step: ", "prompts_per_stp: "))
+    lines = problem(str(path)).splitlines()
+    assert [re.sub(r".* line \d+: |;.*", "", line) for line in lines] == [
+        "unknown key `nmae` (did you mean `name`?)",
+        "unknown key `rl.prompts_per_stp` (did you mean `prompts_per_step`?)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("small", "unknown recipe `small` (did you mean `small.yaml`?)"),
+        ("mine", "unknown recipe `mine` (did you mean `mine/recipe.yaml`?)"),
+        (".", ". is no recipe: give the path of a .yaml file, or a name of `alignment recipes`"),
+        ("rows.jsonl", "rows.jsonl is no recipe: give the path of a .yaml file, or a name of `alignment recipes`"),
+        ("no/recipe", "no/recipe is no recipe: give the path of a .yaml file, or a name of `alignment recipes`"),
+    ],
+)
+def test_a_path_that_is_no_recipe_names_the_file_beside_it(
+    name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("small.yaml", "rows.jsonl", "mine/recipe.yaml"):
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).write_text(RECIPE)
+    with pytest.raises(RecipeError, match=f"^{re.escape(sentence)}$"):
+        load_recipe(name)
+
+
 def test_unknown_recipes_name_the_nearest_and_the_shipped() -> None:
     with pytest.raises(RecipeError, match=r"^unknown recipe `tinny` \(did you mean `tiny`\?\); known by name are "):
         load_recipe("tinny")
-    with pytest.raises(RecipeError, match=r"^nowhere/x.yaml: there is no such file$"):
+    with pytest.raises(
+        RecipeError, match=r"^nowhere/x.yaml: there is no such file; `alignment recipes` lists recipes$"
+    ):
         load_recipe("nowhere/x.yaml")
-    with pytest.raises(RecipeError, match=r"x.yaml: cannot be read \(File name too long\)$"):
+    with pytest.raises(RecipeError, match=r"x.yaml: cannot be read \(File name too long\); "):
         load_recipe(f"{'x' * 300}.yaml")
 
 
