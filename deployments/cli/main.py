@@ -116,14 +116,24 @@ def _usage(error: TyperException, group: TyperGroup) -> str:
     commands, more = sorted(group.commands), ""
     if match := re.search(r"No such command '([^']*)'", message):
         what = f"there is no command `{match[1]}`{did_you_mean(match[1], commands)}; there are {', '.join(commands)}"
-    elif match := re.search(r"No such option:? '?(-[\w-]*)", message):
-        what = f"there is no option `{match[1]}`; a setting is given as key=value, such as seed=1"
+    elif match := re.search(r"No such option:? '?(-[\w.-]*)", message):
+        near = did_you_mean(match[1], _options(context))
+        what = f"there is no option `{match[1]}`{near}; a setting is given as key=value, such as seed=1, without dashes"
+    elif match := re.search(r"Missing (?:argument|option|parameter) '?\[([\w-]+(?:\|[\w-]+)+)\]", message):
+        what = f"one of {', '.join(match[1].split('|'))} is missing"
     elif match := re.search(r"Missing (?:argument|option|parameter) '?\[?(-?[\w-]+)", message):
         what = f"{match[1] if match[1].startswith('-') else match[1].upper()} is missing"
         more = f"\n{recipe_list()}" if what == "RECIPE is missing" else ""
+    elif match := re.fullmatch(r"Invalid value for '?([^:']+)'?: (?:Value error, )?(.+?)\.?", message):
+        what = f"{match[1]}: {match[2]}"
     else:
         what = f"the command line cannot be used ({message})"
     return f"{what}; `{place} --help` describes what may be given{more}"
+
+
+def _options(context: Any) -> list[str]:
+    parameters = context.command.params if context is not None else ()
+    return [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
 
 
 def _print_version(wanted: bool) -> None:

@@ -174,7 +174,12 @@ def test_a_server_that_is_no_s3(
 def test_a_wrong_command_line(command: str) -> None:
     for arguments, sentence in (
         (["paln"], "there is no command `paln` (did you mean `plan`?); there are alias, "),
-        ([command, "--nothing"], "there is no option `--nothing`; a setting is given as key=value, such as seed=1; `"),
+        ([command, "--nothing"], "there is no option `--nothing`; a setting is given as key=value, such as seed=1, w"),
+        ([command, "x", "--sft.epochs=2"], "there is no option `--sft.epochs`; a setting is given as key=value, "),
+        ([command, "x", "--rerun-form=sft"], "there is no option `--rerun-form` (did you mean `--rerun-from`?); a "),
+        (["init"], "one of sft, dpo, kto, grpo, ppo, environment, tools, agent, FILE is missing; `"),
+        (["init", "sft", "x"], "--model: give a model's folder, or `owner/name` on the hub; `"),
+        (["runs", "-n", "many"], "--limit: "),
     ):
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 2
