@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
 _VARIABLES = {"TRANSFORMERS_VERBOSITY": "error", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}  # read at import
 
