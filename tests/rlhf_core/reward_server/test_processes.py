@@ -144,4 +144,5 @@ def test_a_token_that_no_header_can_have(folder: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("option", ["--workers", "--max-mib", "--max-texts", "--tokens-per-batch"])
 def test_numbers_have_an_upper_bound(folder: Path, option: str) -> None:
-    assert f"'{option}': Input should be less than or equal to " in refused(str(folder), option, str(10**20), code=2)
+    bound = f"error: {option}: Input should be less than or equal to "
+    assert bound in refused(str(folder), option, str(10**20), code=2)
