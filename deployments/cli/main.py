@@ -44,7 +44,7 @@ from deployments.cli.output import print_error
 from deployments.cli.recipe_list import recipe_list
 from deployments.stack.environment import load_stack_environment
 from rlhf_core import __version__
-from rlhf_core.errors import did_you_mean
+from rlhf_core.errors import did_you_mean, similar_name
 from rlhf_core.system.variables import check_all
 
 _MODULES = (
@@ -117,14 +117,15 @@ def _usage(error: TyperException, group: TyperGroup) -> str:
     if match := re.search(r"No such command '([^']*)'", message):
         what = f"there is no command `{match[1]}`{did_you_mean(match[1], commands)}; there are {', '.join(commands)}"
     elif match := re.search(r"No such option:? '?(-[\w.-]*)", message):
-        near = did_you_mean(match[1], _options(context))
+        similar = similar_name(match[1].lstrip("-"), _options(context))
+        near = "" if similar is None else f" (did you mean `--{similar}`?)"
         what = f"there is no option `{match[1]}`{near}; a setting is given as key=value, such as seed=1, without dashes"
     elif match := re.search(r"Missing (?:argument|option|parameter) '?\[([\w-]+(?:\|[\w-]+)+)\]", message):
         what = f"one of {', '.join(match[1].split('|'))} is missing"
     elif match := re.search(r"Missing (?:argument|option|parameter) '?\[?(-?[\w-]+)", message):
         what = f"{match[1] if match[1].startswith('-') else match[1].upper()} is missing"
         more = f"\n{recipe_list()}" if what == "RECIPE is missing" else ""
-    elif match := re.fullmatch(r"Invalid value for '?([^:']+)'?: (?:Value error, )?(.+?)\.?", message):
+    elif match := re.fullmatch(r"Invalid value for '?([^:']+)'?(?: / '[^']+')*: (?:Value error, )?(.+?)\.?", message):
         what = f"{match[1]}: {match[2]}"
     else:
         what = f"the command line cannot be used ({message})"
@@ -132,8 +133,9 @@ def _usage(error: TyperException, group: TyperGroup) -> str:
 
 
 def _options(context: Any) -> list[str]:
+    """Return the long options of the context's command, without dashes, which would make all of them similar."""
     parameters = context.command.params if context is not None else ()
-    return [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
+    return [name.removeprefix("--") for parameter in parameters for name in parameter.opts if name.startswith("--")]
 
 
 def _print_version(wanted: bool) -> None:

@@ -179,7 +179,8 @@ def test_a_wrong_command_line(command: str) -> None:
         ([command, "x", "--rerun-form=sft"], "there is no option `--rerun-form` (did you mean `--rerun-from`?); a "),
         (["init"], "one of sft, dpo, kto, grpo, ppo, environment, tools, agent, FILE is missing; `"),
         (["init", "sft", "x"], "--model: give a model's folder, or `owner/name` on the hub; `"),
-        (["runs", "-n", "many"], "--limit: "),
+        (["runs", "-n", "many"], "--limit: Input should be a valid integer, "),
+        (["init", "--from", "tlr", "a.py", "x"], "--from: 'tlr' is not one of 'trl', 'openrlhf', 'verl'; `"),
     ):
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 2

@@ -161,7 +161,7 @@ def test_a_round_without_enough_prompts_is_refused_before_its_first_job(tmp_path
         (["loop.prompts=talks"], "loop.prompts: `talks` has the format conversations, and a round needs prompts"),
         (["loop.prompts=held_out"], "loop.prompts: `dpo` is made without `held_out`: name it as the dataset"),
         (["loop.start=dpo", "dpo.model=sft", "sampled.model=sft"], "loop.prompts: `dpo`, from which the first round"),
-        (["loop.gate.evaluation=eval"], "loop.gate.evaluation: there is no stage `evaluation` called `eval`, did you"),
+        (["loop.gate.evaluation=eval"], "loop.gate.evaluation: there is no stage `evaluation` called `eval` (did "),
         (["evaluation.models=[dpo]"], "loop.gate.evaluation: `evaluation` does not evaluate `accepted`: add it to"),
         (["loop.gate.scorer=exakt"], "loop.gate.scorer: `evaluation` has no scorer `exakt`; it has exact"),
         (["loop.gate.completions=sampled"], "loop.gate.completions: `evaluation` samples none: raise"),
