@@ -152,6 +152,12 @@ def test_what_a_sandbox_loads_is_of_the_standard_library() -> None:
 
 
 @pytest.mark.parts
+def test_a_process_of_a_reward_function_starts_without_pydantic() -> None:
+    """There is one for each of a user's files, and `plan` starts them all."""
+    assert "pydantic" not in loaded_by(["rlhf_core.processes.function_process", "rlhf_core.processes.host_process"])
+
+
+@pytest.mark.parts
 def test_what_plans_a_recipe_loads_without_what_computes() -> None:
     """`python -X importtime` names the package that loads it."""
     stages = ["rlhf_core.stages.table", "rlhf_core.stages.key", "rlhf_core.contract"]

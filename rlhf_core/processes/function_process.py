@@ -23,7 +23,6 @@ from rlhf_core.errors import RecipeError, RewardError, StageError
 from rlhf_core.processes.lines import open_pipes, received
 from rlhf_core.processes.program_forms import PROGRAMS, player_of, prepare
 from rlhf_core.processes.reward_forms import adapted
-from rlhf_core.processes.tool_functions import tools_of
 from rlhf_core.processes.user_code import (
     check_function,
     check_maker,
@@ -85,6 +84,8 @@ def _loaded(
     if request["kind"] == "environment":
         check_maker(function, options, f"{shown}:{name}")
     elif request["kind"] == "tool":
+        from rlhf_core.processes.tool_functions import tools_of  # loads Pydantic
+
         tools_of(function, options, f"{shown}:{name}")
     elif request["kind"] == "program" and request["form"] in PROGRAMS:
         player_of(request["form"], function, options, f"{shown}:{name}")

@@ -32,7 +32,6 @@ from rlhf_core.processes.fork_server import ForkServer, Request, received_files
 from rlhf_core.processes.function_process import check_signature
 from rlhf_core.processes.lines import open_pipes, received
 from rlhf_core.processes.program_forms import PROGRAMS, player_of, prepare
-from rlhf_core.processes.tool_functions import CalledTools, tools_of
 from rlhf_core.processes.user_code import (
     check_function,
     check_maker,
@@ -70,6 +69,8 @@ def _loaded(request: Mapping[str, Any]) -> tuple[Callable[..., Any], list[dict[s
     schemas: list[dict[str, Any]] = []
     match request["kind"]:
         case "tool":
+            from rlhf_core.processes.tool_functions import CalledTools, tools_of  # loads Pydantic
+
             tools = tools_of(function, options, f"{shown}:{name}")
             schemas = [tool.schema for tool in tools.values()]
             factory = partial(CalledTools, function, options, tools)
