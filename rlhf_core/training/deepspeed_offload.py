@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -59,11 +60,20 @@ def reload_states(engine: Any, moved: list[Tensor], device: torch.device) -> Non
 @contextmanager
 def _gc_frozen() -> Iterator[None]:
     """Exclude existing objects from garbage collection, which DeepSpeed runs at every move: a second or more."""
+    if _is_preloaded():
+        yield
+        return
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+
+
+@cache
+def _is_preloaded() -> bool:
+    """Whether this is a fork of a process that froze what it had loaded: to unfreeze that would copy its memory."""
+    return gc.get_freeze_count() > 0
 
 
 def _is_deepspeed(engine: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,15 @@ def test_the_update_is_the_same_at_each_stage(folder: Path, stage: int) -> None:
         assert over_steps([got]) == pytest.approx(over_steps([wanted]), rel=1e-5)
     for name, wanted_weight in expected.items():
         torch.testing.assert_close(weights[name], wanted_weight, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_warm_process_has_frozen_stays_frozen(folder: Path) -> None:
+    """The tests' process freezes what it has loaded, as a warm one does."""
+    before = gc.get_freeze_count()
+    engine = build(folder, zero_stage=2)
+    engine.offload()
+    engine.reload()
+    assert gc.get_freeze_count() > before / 2 > 0
 
 
 @pytest.mark.parametrize("stage", [2, 3])
