@@ -1,8 +1,9 @@
 # Everything a newcomer needs: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-# No look-ups on the hub (each hangs for half a minute without a network), and no threads beyond the cores.
-QUICK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# No look-ups on the hub (each hangs for half a minute without a network), no threads beyond the cores, and modules are compiled
+# once, not by each of the hundreds of processes that tests start.
+QUICK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 LINTED := rlhf_core flows tasks deployments tests benchmarks examples
 MUTATIONS := tests/rlhf_core/recipe/test_recipe_property.py tests/rlhf_core/preflight/test_model_folder_property.py \
 	tests/rlhf_core/data/test_mutated_data.py

@@ -53,6 +53,9 @@ def example_plugin(plugin_site: Path) -> Iterator[None]:
 
 pytest_plugins = ["tests.tiers", "tests.durations"]
 
+_frozen = 0  # loaded modules
+gc.disable()  # until tests are collected: what is loaded for them stays, and is walked over a dozen times
+
 # Each starts a Ray head, a Prefect server or a stack for its group alone; two groups run beside each other.
 GROUPS = {
     "tests/chaos/": "chaos",
@@ -60,6 +63,7 @@ GROUPS = {
     "tests/slurm/": "two nodes",
     "tests/flows/": "prefect",
     "tests/deployments/test_cluster_room.py": "prefect",
+    "tests/deployments/test_logs.py": "ray",
     "tests/deployments/test_stack.py": "ray",
     "tests/tasks/": "prefect",
     "tests/rlhf_core/actors/": "ray",
@@ -98,6 +102,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)  # once the test's own fixtures have ended
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """The services of a group end with it: idle ones take a tenth of the processors."""
+    freeze_modules()
     if nextitem is None or group_of(nextitem.nodeid) == group_of(item.nodeid):
         return
     for name in ("prefect_api", "warm_socket"):  # and what depends on them; a later test starts them again
@@ -106,13 +111,21 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_collection_finish() -> None:
-    """What was imported is never collected: DeepSpeed collects at each start of an engine, half a second each time."""
     if "rlhf_core.training.deepspeed_engine" in sys.modules:
         from tests import known_layouts
 
         known_layouts.remember()
-    gc.collect()
-    gc.freeze()
+    freeze_modules()
+    gc.enable()
+
+
+def freeze_modules() -> None:
+    """Exclude what is loaded from collections: each stage in this process runs one at its end, of half a second."""
+    global _frozen
+    if len(sys.modules) > _frozen + 50:
+        gc.collect()
+        gc.freeze()
+        _frozen = len(sys.modules)
 
 
 class Scheduling(LoadScopeScheduling):

@@ -40,8 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Files of other tiers import torch, Ray and vLLM, which takes longer than all unit tests."""
-    only_unit = config.option.markexpr == "unit" and collection_path.name.startswith("test_")
-    return True if only_unit and tier_of_file(collection_path) != "unit" else None
+    if not collection_path.name.startswith("test_"):
+        return None
+    tier = tier_of_file(collection_path)
+    others = {"unit": tier != "unit", "not endurance": tier == "endurance"}
+    return others.get(config.option.markexpr) or None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` deselects

@@ -51,6 +51,10 @@ class TestContainer(RuntimeContract):
     def make(self) -> RuntimeHost:
         return open_runtimes(ContainerRuntime(type="container"))
 
+    @pytest.mark.endurance("benchmarks")  # a command of this program starts in seconds, which the limit allows for
+    def test_a_time_limit_kills_every_process_of_a_command(self, runtimes: RuntimeHost) -> None:
+        super().test_a_time_limit_kills_every_process_of_a_command(runtimes)
+
 
 @pytest.mark.skipif(IMAGE not in os.environ, reason=f"needs a daemon: {IMAGE} names an image with bash and coreutils")
 class TestDocker(RuntimeContract):

@@ -33,7 +33,7 @@ from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
 
-pytestmark = pytest.mark.parts
+pytestmark = [pytest.mark.parts, pytest.mark.usefixtures("forked")]
 
 FILES = Path(__file__).parent / "agents"
 TURNS = 3
@@ -167,45 +167,47 @@ def test_errors_of_trls_tools_are_read_by_the_policy_and_max_turns_ends(play: Pl
     assert "tool:{'error': 'Tool steal not found.'}" in text(tokenizer, made)
 
 
+def loaded(file: str, function: str, form: str, **options: Any) -> UserFunction:
+    return UserFunction(FILES / file, function, file, (), options, "program", form)
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[UserProcess]:
+    """One that loads an agent after the other, as a plan does."""
+    with closing(UserProcess(loaded("openrlhf_agent.py", "AgentExecutor", "openrlhf"))) as process:
+        process.start()
+        yield process
+
+
 @pytest.mark.parametrize(
-    ("file", "function", "form", "settings", "problem"),
+    ("wrong", "problem"),
     [
         (
-            "openrlhf_executor.py",
-            "OfOldVersions",
-            "openrlhf",
-            {},
+            loaded("openrlhf_executor.py", "OfOldVersions", "openrlhf"),
             r"execute must take \(prompt, label, sampling_params, ",
         ),
+        (loaded("openrlhf_agent.py", "AgentExecutor", "openrlhf", price=1), "must take its options .*'price'"),
         (
-            "openrlhf_agent.py",
-            "AgentExecutor",
-            "openrlhf",
-            {"options": {"price": 1}},
-            "must take its options .*'price'",
+            loaded("trl_environment.py", "Shop", "openrlhf"),
+            "must be a class with `execute`, as OpenRLHF's AgentExecutor",
         ),
-        ("trl_environment.py", "Shop", "openrlhf", {}, "must be a class with `execute`, as OpenRLHF's AgentExecutor"),
-        ("trl_environment.py", "NoReset", "trl", {"tool_parser": "hermes"}, "NoReset has no method `reset`"),
-        ("trl_environment.py", "NoDocstring", "trl", {"tool_parser": "hermes"}, "NoDocstring.buy cannot be a tool: "),
-        ("trl_environment.py", "Shop", "verifiers", {}, "returned Shop, expected an environment of verifiers"),
+        (loaded("trl_environment.py", "NoReset", "trl"), "NoReset has no method `reset`"),
+        (loaded("trl_environment.py", "NoDocstring", "trl"), "NoDocstring.buy cannot be a tool: "),
+        (loaded("trl_environment.py", "Shop", "verifiers"), "returned Shop, expected an environment of verifiers"),
     ],
+    ids=lambda value: value.function if isinstance(value, UserFunction) else None,
 )
 def test_what_does_not_fit_its_form_is_refused_as_it_loads(
-    tokenizer: Tokenizer, file: str, function: str, form: str, settings: dict[str, Any], problem: str
+    process: UserProcess, wrong: UserFunction, problem: str
 ) -> None:
     with pytest.raises(RecipeError, match=problem):
-        host(tokenizer, file, function, form, **settings)
+        process.load(wrong)
+    process.load(loaded("trl_environment.py", "Shop", "trl"))
 
 
-def test_plan_loads_agents_as_the_job_does() -> None:
-    def of(file: str, function: str, form: str) -> UserFunction:
-        return UserFunction(FILES / file, function, file, (), {}, "program", form)
-
-    with closing(UserProcess(of("openrlhf_agent.py", "AgentExecutor", "openrlhf"))) as process:
-        process.start()
-        process.load(of("trl_environment.py", "Shop", "trl"))
-        with pytest.raises(RecipeError, match="NoReset has no method `reset`"):
-            process.load(of("trl_environment.py", "NoReset", "trl"))
+def test_a_job_does_not_begin_with_an_agent_that_does_not_fit(tokenizer: Tokenizer) -> None:
+    with pytest.raises(RecipeError, match="NoReset has no method `reset`"):
+        host(tokenizer, "trl_environment.py", "NoReset", "trl", tool_parser="hermes")
 
 
 def test_environments_of_trl_need_a_parser() -> None:
@@ -221,7 +223,7 @@ def test_an_environment_of_verifiers_plays_its_own_rollout(play: Play, replies: 
     assert made.branches == ()
 
 
-@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+@pytest.mark.parametrize("engine", [pytest.param("transformers", marks=pytest.mark.endurance("mutations")), "vllm"])
 def test_an_agent_of_openrlhf_trains_a_policy(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     source = ScratchModel(
         type="scratch", words=(), hidden_size=64, intermediate_size=64, layers=2, heads=2, context_length=256

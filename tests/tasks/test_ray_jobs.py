@@ -200,7 +200,10 @@ def test_a_job_that_no_node_could_hold_is_refused(jobs: RayJobs) -> None:
     assert jobs.running() == []
 
 
-@pytest.mark.parametrize(("kind", "jobs_of_it"), [("PreemptedError", 3), ("StuckError", 2), ("StageError", 1)])
+@pytest.mark.parametrize(
+    ("kind", "jobs_of_it"),
+    [pytest.param("PreemptedError", 3, marks=pytest.mark.endurance("chaos")), ("StuckError", 2), ("StageError", 1)],
+)
 def test_a_job_that_ends_itself_to_resume_is_submitted_again(
     jobs: RayJobs, tmp_path: Path, kind: str, jobs_of_it: int
 ) -> None:

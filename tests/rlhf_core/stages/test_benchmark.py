@@ -93,6 +93,7 @@ def test_an_error_of_the_code_of_a_task_names_its_place(model: Input, tmp_path: 
         benchmark.run(settings("choice"), {"model": model}, context_at(tmp_path, model), no_cluster)
 
 
+@pytest.mark.endurance("architectures")
 def test_vllm_has_the_log_probs_and_scores_of_a_float64_model(
     model: Input, in_process: InProcessCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

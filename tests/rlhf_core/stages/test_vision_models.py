@@ -76,6 +76,7 @@ def test_dpo_prefers_what_is_in_the_pictures(model: Input, tmp_path: Path) -> No
     assert output.metrics["validation_best"] == 1.0
 
 
+@pytest.mark.endurance("architectures")
 def test_kto_prefers_what_is_in_the_pictures(model: Input, tmp_path: Path) -> None:
     labelled = [
         {**row, "completion": colour, "label": colour == row["answer"]} for row in rows(16) for colour in COLOURS
