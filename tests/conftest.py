@@ -53,9 +53,6 @@ def example_plugin(plugin_site: Path) -> Iterator[None]:
 
 pytest_plugins = ["tests.tiers", "tests.durations"]
 
-_frozen = 0  # loaded modules
-gc.disable()  # until tests are collected: what is loaded for them stays, and is walked over a dozen times
-
 # Each starts a Ray head, a Prefect server or a stack for its group alone; two groups run beside each other.
 GROUPS = {
     "tests/chaos/": "chaos",
@@ -102,7 +99,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)  # once the test's own fixtures have ended
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """The services of a group end with it: idle ones take a tenth of the processors."""
-    freeze_modules()
     if nextitem is None or group_of(nextitem.nodeid) == group_of(item.nodeid):
         return
     for name in ("prefect_api", "warm_socket"):  # and what depends on them; a later test starts them again
@@ -110,22 +106,24 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
             definition.finish(item._request)  # type: ignore[attr-defined]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Any:
+    """Collect tests without garbage collection: what they load stays, and would be walked over a dozen times."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
+    """Exclude what is loaded from garbage collection, which each stage in this process ends with: half a second."""
     if "rlhf_core.training.deepspeed_engine" in sys.modules:
         from tests import known_layouts
 
         known_layouts.remember()
-    freeze_modules()
-    gc.enable()
-
-
-def freeze_modules() -> None:
-    """Exclude what is loaded from collections: each stage in this process runs one at its end, of half a second."""
-    global _frozen
-    if len(sys.modules) > _frozen + 50:
-        gc.collect()
-        gc.freeze()
-        _frozen = len(sys.modules)
+    gc.collect()
+    gc.freeze()
 
 
 class Scheduling(LoadScopeScheduling):
