@@ -121,11 +121,9 @@ class S3Server:
             self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Kill it: its data goes with it, so that nothing has to be written."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+            self._process.kill()  # nothing has to be written: its data goes with it
+        self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def environment(self) -> dict[str, str]:

@@ -99,7 +99,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 
 @pytest.mark.slow("runs `tiny` twice")
-@pytest.mark.endurance("benchmarks")  # the shortest part
+@pytest.mark.endurance("benchmarks")  # CI runs one part, so that none may be long
 def test_a_first_run_is_as_its_page_says(reader: Reader) -> None:
     ran = reader.follow("first-run.md")
     assert [command.split()[1] for command in ran if command.startswith("alignment")] == [

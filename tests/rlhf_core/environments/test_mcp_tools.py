@@ -76,9 +76,9 @@ def test_the_tools_of_a_server_are_called(tmp_path: Path) -> None:
         assert '"costs": 6' in results[2].text
 
         async def others(episode: EpisodeTools) -> list[ToolResult]:
-            calls = [("put", {"thing": "cup"}), ("put", {"thin": "cup"}), ("put", "cup")]
-            calls += [(name, {}) for name in ("refuse", "picture", "nothing")]
-            return [await episode.call(name, arguments) for name, arguments in calls]
+            requests = [("put", {"thing": "cup"}), ("put", {"thin": "cup"}), ("put", "cup")]
+            requests += [(name, {}) for name in ("refuse", "picture", "nothing")]
+            return [await episode.call(name, arguments) for name, arguments in requests]
 
         ((again, wrong, kind, refused, picture, empty),) = played(tools, others)
         assert again.text == "cup", "each episode has a server of its own"

@@ -127,8 +127,8 @@ def test_a_link_leads_to_no_file_of_the_node(sandboxes: Sandboxes, tmp_path: Pat
     (outside := tmp_path / "outside").write_text("of the node")
 
     async def use(runtime: Runtime) -> None:
-        links = f"ln -s {outside} file; ln -s {tmp_path} folder; ln -s /proc/self/root/etc own; ln -s /root/in there"
-        await runtime.run(f"{links}; echo inside > /root/in", 20.0)
+        links = f"ln -s {outside} file; ln -s {tmp_path} folder; ln -s /proc/self/root/etc own; ln -s /app/in there"
+        await runtime.run(f"{links}; echo inside > /app/in", 20.0)
         assert [await runtime.read(path) for path in ("file", "folder/outside", "own/passwd")] == [None] * 3
         assert await runtime.read("there") == b"inside\n", "a link inside is followed"
         await runtime.write({"file": b"replaced"})
