@@ -72,7 +72,7 @@ def _gc_frozen() -> Iterator[None]:
 
 @cache
 def _is_preloaded() -> bool:
-    """Whether this is a fork of a process that froze what it had loaded: to unfreeze that would copy its memory."""
+    """True in a fork of a process that froze what it had loaded, whose memory `gc.unfreeze` would have copied."""
     return gc.get_freeze_count() > 0
 
 
