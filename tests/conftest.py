@@ -78,22 +78,13 @@ def group_of(nodeid: str) -> str:
 @pytest.hookimpl(trylast=True)  # once tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest group first: else one process has it left when the other has ended."""
-    from tests.durations import SLOW, stored  # after pytest has loaded it as a plugin
+    from tests.durations import stored  # after pytest has loaded it as a plugin
 
     durations = stored()
     seconds: defaultdict[str, float] = defaultdict(float)
     for file in {item.nodeid.partition("::")[0] for item in items}:
         seconds[group_of(file)] += durations.get(file, 0.0)
     items.sort(key=lambda item: seconds[group_of(item.nodeid)], reverse=True)
-    unexplained = [
-        item.nodeid
-        for item in items
-        if durations.get(item.nodeid, 0.0) > SLOW and item.get_closest_marker("slow") is None
-    ]
-    if unexplained:
-        raise pytest.UsageError(
-            f"more than {SLOW:g} s without a reason, @pytest.mark.slow(…): {', '.join(unexplained)}"
-        )
 
 
 @pytest.hookimpl(trylast=True)  # once the test's own fixtures have ended

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 FILE = Path(__file__).with_name("durations.json")
+REPOSITORY = Path(__file__).parents[1]
 SLOW = 10.0  # seconds
 _LEAST = 1.0  # seconds; shorter tests are counted in their file's sum alone
 
@@ -40,6 +41,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     for test, seconds in _measured.items():
         by_file[test.partition("::")[0]] += seconds
     kept = {name: seconds for name, seconds in stored().items() if name.partition("::")[0] not in by_file}
+    kept = {name: seconds for name, seconds in kept.items() if (REPOSITORY / name.partition("::")[0]).exists()}
     slow = {test: seconds for test, seconds in _measured.items() if seconds >= _LEAST}
-    seconds = {name: round(value, 1) for name, value in sorted((kept | by_file | slow).items())}
-    FILE.write_text(json.dumps(seconds, indent=0) + "\n", encoding="utf-8")
+    rounded = {name: round(value, 1) for name, value in sorted((kept | by_file | slow).items())}
+    FILE.write_text(json.dumps(rounded, indent=0) + "\n", encoding="utf-8")

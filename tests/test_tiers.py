@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.durations import SLOW, stored
 from tests.tiers import PARTS_OF_ENDURANCE, TIERS, tier_of_file
 
 TESTS = Path(__file__).parent
@@ -46,3 +48,22 @@ def test_a_unit_test_starts_no_process() -> None:
         AssertionError, match=r"test_a_unit_test_starts_no_process starts a process \(subprocess.Popen\)"
     ):
         subprocess.run([sys.executable, "-c", ""], check=True)
+
+
+def test_a_slow_test_has_a_reason() -> None:
+    slow = [test for test, seconds in stored().items() if "::" in test and seconds > SLOW]
+    assert [test for test in slow if not _has_a_reason(test)] == []
+
+
+def _has_a_reason(test: str) -> bool:
+    """True if `@pytest.mark.slow("…")` stands at the test, its class or its file."""
+    path, *names = test.partition("[")[0].split("::")
+    tree = ast.parse((TESTS.parent / path).read_text(encoding="utf-8"))
+    marks = [
+        mark
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names
+        for mark in node.decorator_list
+    ]
+    marks += [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    return any("pytest.mark.slow(" in ast.unparse(mark) for mark in marks)

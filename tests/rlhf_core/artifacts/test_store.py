@@ -67,6 +67,7 @@ def own(own_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     return own_server
 
 
+@pytest.mark.slow("a server starts twice")
 @pytest.mark.endurance("chaos")
 def test_a_server_that_restarts_is_waited_for(own: S3Server) -> None:
     store = open_store("s3://own")

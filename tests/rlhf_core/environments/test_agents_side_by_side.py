@@ -156,6 +156,7 @@ def engine_of(tokenizer: Tokenizer) -> Stepping:
     return Stepping(script)
 
 
+@pytest.mark.slow("all episodes run at the same time")
 @pytest.mark.timeout(1800)
 def test_each_keeps_its_own_exact_tokens_and_nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> None:
     tokenizer = tokenizer_in(tmp_path_factory.mktemp("base"))
