@@ -32,6 +32,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # without a hub each look-up hangs
 # Left alone, Ray asks for a token or not, as the home folder has one or not (`ray.init` makes one).
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("ALIGNMENT_RECIPES", str(RECIPES))
+os.environ["ALIGNMENT_STACK_DIR"] = "/nonexistent"  # not the checkout's stack, whose services may be down
 # By default Ray's processes give way to all others, and so its tests, the longest, to those of the other process.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # A shell's background jobs ignore Ctrl-C, and so would all that the tests start.

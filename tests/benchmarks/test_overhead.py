@@ -147,7 +147,6 @@ def test_the_newest_run_is_taken_unless_one_is_named(store: Store, tmp_path: Pat
 def test_a_store_without_runs_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "none"))
     monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
     assert main([]) == 1
     assert "has no run yet: `alignment run tiny` makes one" in capsys.readouterr().err

@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.endurance("mutations"), pytest.mark.parametrize("comma
 @pytest.fixture(autouse=True)
 def _no_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No stack and no Prefect server: a mistake that is not noticed ends with another sentence."""
-    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no stack"))
     monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
     for name in ("PREFECT_API_URL", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
         monkeypatch.delenv(name, raising=False)

@@ -41,7 +41,6 @@ GROUP: Any = typer.main.get_command(app)
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactRepository:
     """The store of the commands, which run in an empty folder."""
     monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no stack"))
     monkeypatch.setenv("ALIGNMENT_CACHE", str(tmp_path / "cache"))
     for name in ("PREFECT_API_URL", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
         monkeypatch.delenv(name, raising=False)

@@ -24,7 +24,6 @@ ALIGNMENT = f"{sys.executable} -m deployments.cli.main"
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactRepository:
     """The store of the commands, which run in an empty folder."""
     monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no stack"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

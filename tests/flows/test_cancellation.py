@@ -77,7 +77,6 @@ def test_an_unfinished_run_is_listed_and_cancelled_from_the_command_line(
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
     monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no stack"))
     parameters = {"recipe": "/somewhere/mine.yaml", "overrides": ["seed=1"]}
     run = client.create_flow_run(alignment, parameters=parameters, state=Running()).id
 

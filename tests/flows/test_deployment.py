@@ -293,7 +293,6 @@ def test_what_was_deleted_is_registered_again_and_an_enabled_schedule_stays_as_i
 @pytest.fixture
 def terminal(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the recipe `smallest`, in which `alignment` is called, without a stack."""
-    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(workplace.folder / "no stack"))
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.chdir(workplace.folder)
     Path("smallest.yaml").write_text(SMALLEST.replace("WORD", f'"{workplace.token}"'), encoding="utf-8")

@@ -66,7 +66,6 @@ GROUP = LoggedGroup(
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
     """The demo's first run, and one of a single stage that nothing has computed yet."""
     monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no stack"))
     monkeypatch.setenv("ALIGNMENT_CACHE", str(tmp_path / "cache"))
     store = LocalStore(tmp_path / "store")
     write_demo(ArtifactRepository(store), runs=1, steps=5)

@@ -56,7 +56,6 @@ def test_what_bounds_nothing_is_refused(tmp_path: Path, overrides: list[str], me
 def test_a_plan_says_what_it_cannot_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(tmp_path)
     monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "stack"))
     said = CliRunner().invoke(app, ["plan", str(tmp_path / "bounded.yaml"), CORES])
     assert said.exit_code == 0, said.output
     assert "estimated cost: unknown, not run before: base, data.talks, sft" in said.output

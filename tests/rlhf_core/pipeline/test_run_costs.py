@@ -84,7 +84,6 @@ def test_another_price_recomputes_and_json_has_each_attempt(
         RunRecord(run_id="now", recipe=RECIPE, overrides=(), started_at=now, finished_at=now, nodes=nodes),
     )
     monkeypatch.setenv("ALIGNMENT_STORE", repository.store.url)
-    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "stack"))
     dearer = tmp_path / "dearer.yaml"
     dearer.write_text("currency: USD\ngpus: {'*': 36}\n")
     said = CliRunner().invoke(app, ["cost", "now", "--json", "--prices", str(dearer)])

@@ -108,7 +108,6 @@ def test_a_reward_that_fails_is_refused_before_a_job(
 
 @pytest.mark.parametrize("command", ["plan", "run"])
 def test_the_commands_call_it(tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no stack"))
     monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
     with pytest.raises(RecipeError):
         called(tmp_path, f"{REWARD}    raise KeyError('x')\n")

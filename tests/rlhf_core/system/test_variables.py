@@ -78,10 +78,7 @@ def test_a_wrong_value_is_refused_by_the_first_command(
 
 
 @pytest.mark.parametrize("command", ["down", "env", "status"])
-def test_a_stack_can_be_looked_at_and_ended_with_any(
-    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no stack"))
+def test_a_stack_can_be_looked_at_and_ended_with_any(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALIGNMENT_RAY_CPUS", "many")
     assert "there is no local stack" in CliRunner().invoke(app, [command]).output
 
