@@ -186,10 +186,19 @@ def install(device: str, kit: "Path | None", left_out: "list[str]") -> None:
     if kit:
         install_kit(kit, LOCKS[device], left_out)
     else:
-        pip("install", "--no-deps", "-r", str(LOCKS[device]))
+        pip("install", "--no-deps", "--no-compile", "-r", str(LOCKS[device]))
     if device == "cpu":
         pip("uninstall", "-y", *unusable())
     pip("install", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    compile_modules()
+
+
+def compile_modules() -> None:
+    """Write the bytecode of all packages on all cores; pip takes one."""
+    site = next((VENV / "lib").glob("python*")) / "site-packages"
+    command = [str(VENV / "bin" / "python"), "-m", "compileall", "-q", "-j", "0", str(site)]
+    # Some packages have modules of other versions of Python: neither the messages nor the exit status are of use.
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def unusable() -> "list[str]":
@@ -209,7 +218,7 @@ def install_kit(kit: Path, lock: Path, left_out: "list[str]") -> None:
         links = ["--find-links=%s" % place for place in sorted({wheel.parent for wheel in wheels})]
         pins = Path(folder) / lock.name
         pins.write_text(unpinned(lock.read_text(), left_out))
-        pip("install", "--no-deps", "--no-index", *links, "-r", str(pins), of_kit=True)
+        pip("install", "--no-deps", "--no-compile", "--no-index", *links, "-r", str(pins), of_kit=True)
 
 
 def unpinned(lock: str, names: "list[str]") -> str:
