@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.divergence import Case, in_own_process
 
-pytestmark = pytest.mark.endurance("benchmarks")
+pytestmark = [pytest.mark.endurance("benchmarks"), pytest.mark.slow("measured in processes of their own")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")

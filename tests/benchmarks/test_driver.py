@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.driver import PHASES, Case, in_own_process
 
-pytestmark = pytest.mark.endurance("benchmarks")
+pytestmark = [pytest.mark.endurance("benchmarks"), pytest.mark.slow("millions of tokens")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")

@@ -18,7 +18,7 @@ from benchmarks.step_model import sampling, score, update
 from benchmarks.unit_costs import BATCHES, LONG_PROMPT, PROMPT, PROMPTS, Measured, Pair, fitted, shape_of, unit_costs
 from benchmarks.word_models import make_model
 
-pytestmark = pytest.mark.endurance("benchmarks")
+pytestmark = [pytest.mark.endurance("benchmarks"), pytest.mark.slow("measures a run")]
 
 
 def test_a_forward_costs_what_the_benchmark_of_a_gpu_counts() -> None:

@@ -61,7 +61,7 @@ def test_ctrl_c_stops_the_jobs_of_a_run_whose_worker_and_flow_have_died(
     until(lambda: not leftovers(place), lambda: f"the end of {leftovers(place)}", 60)
 
 
-@pytest.mark.endurance("benchmarks")  # CI runs one part, so that none may be long
+@pytest.mark.endurance("mutations")  # CI runs one part, so that none may be long
 def test_a_loop_on_a_schedule_loses_no_round_and_uses_no_prompt_twice(
     place: Place, client: SyncPrefectClient, tmp_path: Path
 ) -> None:

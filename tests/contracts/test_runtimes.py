@@ -51,6 +51,7 @@ class TestContainer(RuntimeContract):
     def make(self) -> RuntimeHost:
         return open_runtimes(ContainerRuntime(type="container"))
 
+    @pytest.mark.slow("waits for the limit")
     @pytest.mark.endurance("benchmarks")  # a command of this program starts in seconds, which the limit allows for
     def test_a_time_limit_kills_every_process_of_a_command(self, runtimes: RuntimeHost) -> None:
         super().test_a_time_limit_kills_every_process_of_a_command(runtimes)

@@ -26,6 +26,7 @@ PACKAGES = ("rlhf_core", "flows", "tasks", "deployments")
 OF_A_CHECKOUT = ("deployments/images/", "deployments/pages/")
 BESIDE = {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
 LOCKS = {"requirements/cpu.lock", "requirements/gpu.lock"}
+FEW_STEPS = ("pretrain.max_steps=20", "sft.max_steps=20", "rl.steps=2")
 # As a front end such as `python -m build` does, in the environment of the tests.
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 
@@ -103,7 +104,7 @@ def test_the_changelog_has_this_version_and_its_changes_by_kind() -> None:
     assert {line for line in lines if line.startswith("### ")} <= set(kinds)
 
 
-@pytest.mark.endurance("two-nodes")
+@pytest.mark.endurance("mutations")
 @pytest.mark.timeout(3000)
 @pytest.mark.slow("installs all packages, and runs `tiny`")
 def test_an_installed_wheel_runs_tiny_from_an_empty_folder(distributions: Distributions, tmp_path: Path) -> None:
@@ -127,8 +128,8 @@ def test_an_installed_wheel_runs_tiny_from_an_empty_folder(distributions: Distri
     assert "to compute" in said("plan", "tiny")
     try:
         assert "worker works" in said("up")
-        said("run", "tiny")
-        assert "0 to compute" in said("plan", "tiny")
+        said("run", "tiny", *FEW_STEPS)
+        assert "0 to compute" in said("plan", "tiny", *FEW_STEPS)
     finally:
         said("down")
     assert (home / ".local/share/alignment/stack/s3").is_dir()

@@ -176,12 +176,12 @@ def test_a_request_that_the_server_refuses_is_an_error(server: httpx.Client, fol
         list(other.reply("hello"))
 
 
+@pytest.mark.slow("starts an engine")
 @pytest.mark.usefixtures("forked")
 def test_generate_says_how_far_it_is_and_nothing_else(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("deployments.cli.sampling.end_in_order", lambda: None)  # of this process's signals
-    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no"))
     monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
     asked = ["generate", str(folder), "--lines", "--max-tokens", "4", "--rollout", "cpu_cache_gib=0.05"]
     done = CliRunner().invoke(app, asked, input="hello\n")

@@ -18,7 +18,7 @@ from rlhf_core.pipeline.prepare import prepare
 from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.rl.torch_engine import torch_engine
 
-pytestmark = pytest.mark.endurance("rl-matrix")
+pytestmark = pytest.mark.endurance("mutations")
 
 CHEAP = [
     "base.dtype=float32",
@@ -67,7 +67,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("method", list(Method))
-@pytest.mark.endurance("rl-matrix")
+@pytest.mark.endurance("mutations")
 @pytest.mark.slow("runs a recipe to its report")
 def test_a_starter_makes_a_model(tmp_path: Path, model: Path, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -226,7 +226,7 @@ def test_a_breakpoint_in_a_rank_stops_this_process(tried: tuple[int, str]) -> No
     assert f"breakpoint {pid} True continue" in output
 
 
-@pytest.mark.endurance("chaos")
+@pytest.mark.endurance("two-nodes")
 @pytest.mark.slow("runs stages with vLLM, as `alignment try` does")
 def test_a_breakpoint_in_the_users_own_code_opens_a_prompt(place: Workplace, tried: tuple[int, str]) -> None:
     """Of two episodes that run side by side, and of their reward: processes of their own, one prompt at a time."""
@@ -277,7 +277,7 @@ def test_a_mistake_in_the_command_is_one_sentence(place: Workplace) -> None:
     assert "Traceback" not in output
 
 
-@pytest.mark.endurance("chaos")
+@pytest.mark.endurance("two-nodes")
 def test_ctrl_c_leaves_no_lease_and_no_result(place: Workplace) -> None:
     with place.start("data.slow") as process:
         assert process.stdout is not None

@@ -223,6 +223,7 @@ def test_an_environment_of_verifiers_plays_its_own_rollout(play: Play, replies: 
     assert made.branches == ()
 
 
+@pytest.mark.slow("trains with an engine")
 @pytest.mark.parametrize("engine", [pytest.param("transformers", marks=pytest.mark.endurance("mutations")), "vllm"])
 def test_an_agent_of_openrlhf_trains_a_policy(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     source = ScratchModel(

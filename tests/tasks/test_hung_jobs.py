@@ -28,7 +28,7 @@ def stop_the_rank() -> None:
     os.kill(rank.pid, signal.SIGSTOP)
 
 
-@pytest.mark.endurance("chaos")
+@pytest.mark.endurance("benchmarks")
 @pytest.mark.slow("jobs with a rank, two of which hang")
 def test_a_hung_job_resumes_and_fails_the_second_time_in_a_row(
     ray_address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -18,6 +18,7 @@ from tests.two_nodes.machines import in_a_rack, obstacle
 _OBSTACLE = obstacle()
 pytestmark = [
     pytest.mark.endurance("two-nodes"),
+    pytest.mark.slow("starts Ray on two nodes"),
     pytest.mark.skipif(bool(_OBSTACLE), reason=f"this machine cannot be two nodes: {_OBSTACLE}"),
 ]
 

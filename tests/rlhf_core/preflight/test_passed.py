@@ -37,6 +37,7 @@ def test_a_misspelt_setting_is_found_by_plan_once(problems: Problems, monkeypatc
         problems(put("sft", "engine", value={"deepspeed": {"zero_optimization": {"reduce_scatter": False}}}))
 
 
+@pytest.mark.slow("a process imports vLLM")
 @pytest.mark.endurance("mutations")
 def test_vllm_is_asked_too(problems: Problems) -> None:
     wrong = both(

@@ -252,6 +252,7 @@ def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
 SETTINGS = examples(25)
 
 
+@pytest.mark.slow("plans every recipe")
 def test_the_recipes_are_right_before_they_are_changed_and_planned_without_torch(folder: Path) -> None:
     paths = []
     for name, recipe in {"small": SMALL, **SHIPPED}.items():
@@ -265,6 +266,7 @@ def test_the_recipes_are_right_before_they_are_changed_and_planned_without_torch
     subprocess.run([sys.executable, "-c", code, *map(str, paths)], check=True)
 
 
+@pytest.mark.slow("many examples")
 @SETTINGS
 @given(recipe=mutated())
 def test_a_mutated_recipe_is_planned_or_refused_and_what_is_planned_is_taken(

@@ -152,7 +152,7 @@ def test_a_stop_inside_a_callback_whose_errors_python_drops_is_not_lost(
     assert _lease(local.store, spec.ref).released
 
 
-@pytest.mark.endurance("chaos")
+@pytest.mark.endurance("benchmarks")
 @pytest.mark.slow("jobs that are stopped in order")
 def test_a_job_that_waits_for_its_ray_workers_stops_in_order_too(
     local: ArtifactRepository, tmp_path: Path, jobs: _Jobs, monkeypatch: pytest.MonkeyPatch
@@ -198,7 +198,7 @@ def test_a_killed_job_is_replaced_at_once_on_the_same_machine(
     assert [each.outcome for each in Attempts(local.store, spec.ref).all()] == ["killed", "published"]
 
 
-@pytest.mark.endurance("chaos")
+@pytest.mark.endurance("benchmarks")
 @pytest.mark.slow("jobs that are stopped in order")
 def test_a_job_whose_lease_was_taken_stops_itself(local: ArtifactRepository, tmp_path: Path, jobs: _Jobs) -> None:
     spec = specified(local, tmp_path, SLOW)
@@ -215,7 +215,7 @@ def test_a_job_whose_lease_was_taken_stops_itself(local: ArtifactRepository, tmp
     assert _lease(local.store, spec.ref).holder == thief
 
 
-@pytest.mark.endurance("chaos")
+@pytest.mark.endurance("benchmarks")
 def test_of_two_jobs_one_computes_and_the_other_waits(local: ArtifactRepository, tmp_path: Path, jobs: _Jobs) -> None:
     sign = tmp_path / "sign"
     waits = f"import pathlib\n    while not pathlib.Path({str(sign)!r}).exists(): time.sleep(0.05)"
@@ -230,7 +230,7 @@ def test_of_two_jobs_one_computes_and_the_other_waits(local: ArtifactRepository,
     assert "at work" not in second.output
 
 
-@pytest.mark.endurance("chaos")
+@pytest.mark.endurance("benchmarks")
 def test_a_job_takes_over_when_the_other_fails(local: ArtifactRepository, tmp_path: Path, jobs: _Jobs) -> None:
     spec = specified(local, tmp_path, QUICK)
     lease = take_lease(local.store, lease_path(spec.ref))

@@ -134,6 +134,7 @@ def test_grpo_with_a_users_function_learns_and_proves_every_publish(
     assert not torch.equal(before["model.norm.weight"], after["model.norm.weight"])
 
 
+@pytest.mark.slow("RL with ranks and engines")
 @pytest.mark.endurance("rl-matrix")
 def test_grpo_samples_and_judges_while_it_trains(
     model: Input, reward_model: Input, ray_cluster: None, tmp_path: Path
@@ -193,6 +194,7 @@ def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
     assert not torch.equal(critic["score.weight"], start["score.weight"])
 
 
+@pytest.mark.slow("RL with ranks and engines")
 @pytest.mark.endurance("rl-matrix")
 @pytest.mark.parametrize("serve_adapter", ["adapter", "merged"])
 def test_a_lora_policy_is_served_either_way_and_trained_on_what_filtering_kept(

@@ -67,6 +67,7 @@ def test_sft_learns_what_is_in_the_pictures(model: Input, tmp_path: Path) -> Non
     assert any(encoder in name for name in changed)
 
 
+@pytest.mark.slow("trains until it prefers")
 def test_dpo_prefers_what_is_in_the_pictures(model: Input, tmp_path: Path) -> None:
     inputs = inputs_of(model, tmp_path, "preferences", pairs(rows(16)))
     losses = {"dpo": {"type": "dpo", "beta": 0.5}}
@@ -76,6 +77,7 @@ def test_dpo_prefers_what_is_in_the_pictures(model: Input, tmp_path: Path) -> No
     assert output.metrics["validation_best"] == 1.0
 
 
+@pytest.mark.slow("trains until it prefers")
 @pytest.mark.endurance("architectures")
 def test_kto_prefers_what_is_in_the_pictures(model: Input, tmp_path: Path) -> None:
     labelled = [

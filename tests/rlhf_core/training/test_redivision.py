@@ -28,11 +28,11 @@ SHARING = ["stage 0", "stage 2", "from stage 2 to 0"]  # of those that ranks whi
     ("before", "after", "tensor", "cases"),
     [
         (2, 1, 1, QUICK),
-        pytest.param(1, 2, 1, [*CASES], marks=pytest.mark.endurance("architectures")),
-        pytest.param(2, 4, 1, [*CASES], marks=pytest.mark.endurance("architectures")),
-        pytest.param(2, 2, 1, ["from stage 0 to 3", "from stage 2 to 0"], marks=pytest.mark.endurance("architectures")),
-        pytest.param(4, 2, 2, SHARING, marks=pytest.mark.endurance("architectures")),
-        pytest.param(2, 4, 2, SHARING, marks=pytest.mark.endurance("architectures")),
+        pytest.param(1, 2, 1, [*CASES], marks=pytest.mark.endurance("two-nodes")),
+        pytest.param(2, 4, 1, [*CASES], marks=pytest.mark.endurance("two-nodes")),
+        pytest.param(2, 2, 1, ["from stage 0 to 3", "from stage 2 to 0"], marks=pytest.mark.endurance("two-nodes")),
+        pytest.param(4, 2, 2, SHARING, marks=pytest.mark.endurance("two-nodes")),
+        pytest.param(2, 4, 2, SHARING, marks=pytest.mark.endurance("two-nodes")),
     ],
 )
 @pytest.mark.slow("starts ranks three times")

@@ -78,6 +78,7 @@ def test_both_ranks_get_metrics_over_both(answers: Answers) -> None:
     assert one["lucky"] == 3 / TOKENS
 
 
+@pytest.mark.slow("starts ranks")
 @pytest.mark.endurance("architectures")
 def test_a_rank_without_a_picture_steps_with_one_that_has_one(folder: Path, further: Answers) -> None:
     alone = build(folder / "vision" / "model", optimizer=GRADIENT, zero_stage=0)

@@ -35,7 +35,11 @@ from tests.rlhf_core.rollout.models import (
     publish_by_handle,
 )
 
-pytestmark = [pytest.mark.endurance("rl-matrix"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.endurance("architectures"),
+    pytest.mark.slow("starts engines of several workers"),
+    pytest.mark.timeout(600),
+]
 
 LIMITS: dict[str, Any] = {"max_length": 64, "cpu_cache_gib": 0.05, "max_sequences": 16}
 ONE_DEVICE = VllmEngineConfig(**LIMITS)
