@@ -359,7 +359,7 @@ def test_without_lag_each_step_waits_for_its_own_rollouts(model: Input, tmp_path
         return [{n: v for n, v in metrics.items() if "seconds" not in n} for _, metrics in context.logs]
 
     assert measured(plain) == measured(waits)
-    assert RLConfig.model_validate(SETTINGS).unused_fields() == {"keep", "environment"}
+    assert RLConfig.model_validate(SETTINGS).unused_fields() == {"keep", "environment", "select", "replay"}
 
 
 @pytest.mark.parametrize(
