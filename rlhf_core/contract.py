@@ -54,6 +54,7 @@ class Stage:
     runs: Literal["job", "actors"] = "job"  # where it computes: in its job's own process, or in actors
     needs_template: bool = False  # renders conversations, so that its model must have a chat template
     serves: bool = False  # it only serves other stages: left out where one of the recipe could read it and none does
+    reads_images: bool = False  # rows of its datasets may have images, but for its config's `text_readers`
     reads_all: bool = False  # every other result is an input of it, `node.NAME`
     # "package.module:function", called as function(config, node, context) before anything runs: `node` is a Draft of
     # pipeline.drafting, `context` a CheckContext of pipeline.checks.context. It yields problems, one sentence each that

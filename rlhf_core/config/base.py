@@ -35,7 +35,6 @@ class Reads:
     format: str | None = None  # of a dataset
     held_out: bool = False  # a dataset that nothing may be trained on
     only_read: bool = False  # a dataset that the stage neither trains on nor tests on
-    images: bool = False  # a dataset whose rows may have images
     optional: bool = False
     each: str = ""  # the stage is run for each name (none: each result above) with an input that is called so
     evaluates: tuple[str, ...] = ()  # other settings of the stage: its evaluation of each model named there is an input

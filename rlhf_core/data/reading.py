@@ -38,21 +38,21 @@ def require_seen_by_all(
             raise StageError(f"row {row['id']} has images, and {readers[0]} reads text alone: leave it out")
 
 
-def read_rows(folder: Path, *, images: bool = False) -> list[dict[str, Any]]:
+def has_images(folder: Path) -> bool:
+    """Return whether rows of a dataset artifact have images."""
+    return (folder / IMAGES_FOLDER).is_dir()
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
     """Return all canonical rows (rlhf_core/data/formats) of a dataset artifact, in order.
 
-    images: whether the caller accepts rows with images. Raises StageError as iterate_rows.
+    Raises StageError as iterate_rows.
     """
-    return list(iterate_rows(folder, images=images))
+    return list(iterate_rows(folder))
 
 
-def iterate_rows(folder: Path, *, images: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `read_rows` one at a time.
-
-    Raises StageError if the folder is not a dataset artifact, or has rows with images which the caller does not accept.
-    """
-    if not images and (folder / IMAGES_FOLDER).is_dir():
-        raise StageError(f"{folder}: the dataset has rows with images, and this stage reads text alone: {NO_IMAGES}")
+def iterate_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `read_rows` one at a time. Raises StageError if the folder is not a dataset artifact."""
     if (folder / DATA_FILE).is_file():
         for batch in record_batches(folder / DATA_FILE):
             yield from map(json.loads, batch.column("row").storage.to_pylist())
@@ -67,7 +67,7 @@ def count_rows(folder: Path) -> int:
     """Return the number of rows of a dataset artifact."""
     if (folder / DATA_FILE).is_file():
         return sum(batch.num_rows for batch in record_batches(folder / DATA_FILE))
-    return sum(1 for _ in iterate_rows(folder, images=True))
+    return sum(1 for _ in iterate_rows(folder))
 
 
 def require_all_read(folder: Path, fitted: Fitted[Any]) -> None:
@@ -76,8 +76,8 @@ def require_all_read(folder: Path, fitted: Fitted[Any]) -> None:
         raise StageError(f"{fitted.read} rows were read of a dataset of {rows}: nothing was started; report this")
 
 
-def read_dataset(folder: Path, *, images: bool = False) -> Rows:
-    """Return the rows of a dataset artifact, read lazily, and their format. images: as in `read_rows`.
+def read_dataset(folder: Path) -> Rows:
+    """Return the rows of a dataset artifact, read lazily, and their format.
 
     Raises StageError if the folder is not a dataset artifact, or of an unknown format.
     """
@@ -86,7 +86,7 @@ def read_dataset(folder: Path, *, images: bool = False) -> Rows:
     name = dataset_info(folder).get("format")
     if not isinstance(name, str) or name not in FORMATS:
         raise StageError(f"{folder}: its rows have the format {name}, but there are {', '.join(FORMATS)}")
-    return Rows(format_of(name), iterate_rows(folder, images=images))
+    return Rows(format_of(name), iterate_rows(folder))
 
 
 def row_policy(folder: Path) -> RowPolicy:

@@ -34,7 +34,7 @@ def _problems(
     """Yield each row with images, and the reason why it cannot be read."""
     config = use.node.config
     for where, row in _rows_with_images(use.dataset, makers, samples):
-        if not use.read_by.reads.images:
+        if not use.node.stage.reads_images:
             yield f"{where}, and {use.reader} reads text alone: {NO_IMAGES}"
         elif model is not None and not reads_images(model.settings):
             yield f"{where}, and its model reads text alone: take a model that reads images, or drop such rows"
@@ -61,7 +61,7 @@ def _rows_with_images(
     result = dataset
     while dataset in makers and dataset not in samples:
         maker = makers[dataset]
-        if not maker.read_by.reads.images or maker.node.config.text_readers:
+        if not maker.node.stage.reads_images or maker.node.config.text_readers:
             return
         dataset = maker.dataset
     kept = f", which `{result}` keeps" if result != dataset else ""

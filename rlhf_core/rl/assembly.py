@@ -150,7 +150,7 @@ def _prompts(
 ) -> Fitted[list[Prompt]]:
     room, policy = config.rollout.max_length - sampling.max_tokens, row_policy(dataset.folder)
     images = RowImages(processor, dataset.folder / IMAGES_FOLDER, config.rollout.max_images)
-    rows = rows_to_play(read_rows(dataset.folder, images=True), environment_host)
+    rows = rows_to_play(read_rows(dataset.folder), environment_host)
     fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=policy, hint=hint, images=images)
     require_all_read(dataset.folder, fitted)
     require_seen_by_all((prompt.row for prompt in fitted.rows), config.text_readers_of)

@@ -144,7 +144,7 @@ def _of_completions(source: Input, reward: RewardConfig, identity: str) -> Itera
             names += [name] if reward_identity(theirs, files) == identity else []
     if not names:
         return
-    for row in iterate_rows(source.folder, images=True):
+    for row in iterate_rows(source.folder):
         values = [float(entry["rewards"][names[0]]) for entry in row["completions"]]
         if not all(0 <= value <= 1 for value in values):
             raise StageError(

@@ -92,7 +92,7 @@ class _Selection:
         counts: _Counts,
     ) -> None:
         self._config, self._context, self._counts = config, context, counts
-        excluded = PromptIndex({name: read_dataset(dataset.folder, images=True) for name, dataset in inputs.items()})
+        excluded = PromptIndex({name: read_dataset(dataset.folder) for name, dataset in inputs.items()})
         self._checker = Checker(config, excluded, images)
         self._seen: set[int] = set()
         self._sketches = SketchFile(work / "sketches")

@@ -31,7 +31,7 @@ def move_images(store: Path, folder: Path) -> dict[str, int]:
     """Move and count the images of rows in the result. Those of other rows stay."""
     if not any(store.iterdir()):
         return {}
-    named = {digest for row in iterate_rows(folder, images=True) for digest in images_of_row(row)}
+    named = {digest for row in iterate_rows(folder) for digest in images_of_row(row)}
     if not named:
         return {}
     (folder / IMAGES_FOLDER).mkdir()

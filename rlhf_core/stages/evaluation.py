@@ -46,7 +46,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         require_turns_follow(tokenizer)
     with ExitStack() as stack, PartialRows(config.checkpoint, context) as kept:
         environments = stack.enter_context(open_environments(config.environment, context, tokenizer))
-        rows = rows_to_play(read_rows(dataset, images=True), environments)
+        rows = rows_to_play(read_rows(dataset), environments)
         fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=row_policy(dataset), images=images)
         require_all_read(dataset, fitted)
         prompts = fitted.rows

@@ -132,7 +132,7 @@ def _prompts(
     dataset, longest = inputs["dataset"].folder, config.rollout.max_length
     images = RowImages(processor, dataset / IMAGES_FOLDER, config.rollout.max_images)
     room = longest - config.sampling.max_tokens
-    rows = read_rows(dataset, images=True)
+    rows = read_rows(dataset)
     fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=row_policy(dataset), images=images)
     require_all_read(dataset, fitted)
     if not fitted.rows:

@@ -33,7 +33,7 @@ def run(config: KTOConfig, inputs: Mapping[str, Input], context: StageContext, c
 
     def read(dataset: Input) -> Fitted[StoredExamples]:
         encode = partial(one_example, labelled_example, tokenizer, images=row_images(processor, dataset.folder))
-        fitted = read_examples(dataset, encode, config, folder, context, images=True)
+        fitted = read_examples(dataset, encode, config, folder, context)
         if dataset is inputs["dataset"]:
             labels.update(fitted.rows.values("desirable"))
             if len(labels) == 1:

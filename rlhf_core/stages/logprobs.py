@@ -36,7 +36,7 @@ def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageConte
     processor = open_processor(model.folder)
     images = row_images(processor, inputs["dataset"].folder)
     encode = partial(one_example, partial(pair_example, images=images), load_tokenizer(model.folder))
-    fitted = read_examples(inputs["dataset"], encode, config, model.folder, context, images=True)
+    fitted = read_examples(inputs["dataset"], encode, config, model.folder, context)
     examples = fitted.rows
     if config.reference is not None:
         examples = with_logprobs(examples, read_logprobs([inputs["reference"].folder]), "reference")

@@ -24,9 +24,9 @@ def run(config: OverlapConfig, inputs: Mapping[str, Input], context: StageContex
 
     Raises StageError with the number of rows that contain a held-out prompt, and three of them.
     """
-    trained = read_dataset(inputs["dataset"].folder, images=True)
+    trained = read_dataset(inputs["dataset"].folder)
     held_out = {
-        name.removeprefix(_PREFIX): read_dataset(dataset.folder, images=True)
+        name.removeprefix(_PREFIX): read_dataset(dataset.folder)
         for name, dataset in inputs.items()
         if name.startswith(_PREFIX)
     }

@@ -30,7 +30,7 @@ def run(config: PreferenceConfig, inputs: Mapping[str, Input], context: StageCon
 
     def read(dataset: Input) -> Fitted[StoredExamples]:
         encode = partial(_encoded, tokenizer, config, row_images(processor, dataset.folder))
-        fitted = read_examples(dataset, encode, config, folder, context, images=True)
+        fitted = read_examples(dataset, encode, config, folder, context)
         if not config.reference.logprobs:
             return fitted
         return replace(fitted, rows=with_logprobs(fitted.rows, stored, "reference.logprobs"))

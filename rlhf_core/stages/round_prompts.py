@@ -28,7 +28,7 @@ def run(config: RoundPromptsConfig, inputs: Mapping[str, Input], context: StageC
     used = dict.fromkeys(_used(inputs.get("previous"), context))
     before = len(used)
     source = inputs["dataset"].folder
-    dataset = read_dataset(source, images=True)
+    dataset = read_dataset(source)
 
     def fresh() -> Iterator[Row]:
         for row in dataset.rows:
@@ -60,7 +60,7 @@ def _used(previous: Input | None, context: StageContext) -> Iterator[str]:
         if (listed := previous.folder / USED_FILE).is_file():
             yield from listed.read_text(encoding="ascii").split()
             return
-        earlier = read_dataset(previous.folder, images=True)  # of an older release, which did not list them
+        earlier = read_dataset(previous.folder)  # of an older release, which did not list them
         yield from (_hashed(earlier.format.asked_text(row)) for row in earlier.rows)
         parent = previous.manifest.parents.get("previous")
         previous = None if parent is None else context.fetch(parent)

@@ -31,6 +31,7 @@ from rlhf_core.config.plugins import require, requiring
 from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.config.tracking import TrackingConfig
 from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage
+from rlhf_core.data.reading import NO_IMAGES, has_images
 from rlhf_core.errors import StageError
 from rlhf_core.stages.attempt import RecordedAttempt
 from rlhf_core.stages.hang import Stop, watched
@@ -194,6 +195,8 @@ def _input(stage: Stage, name: str, roles: Sequence[Role], ref: ArtifactRef, con
     if item.manifest.kind not in kinds:
         takes = ", ".join(sorted(kinds)) or "no such input"
         raise StageError(f"{stage.name}: the input {name} is a {item.manifest.kind}, but the stage takes: {takes}")
+    if item.manifest.kind == Kind.DATASET and has_images(item.folder) and not stage.reads_images:
+        raise StageError(f"{stage.name}: the input {name} has rows with images, and it reads text alone: {NO_IMAGES}")
     return item
 
 

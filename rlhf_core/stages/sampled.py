@@ -82,14 +82,14 @@ def _completions(
     config: FromCompletions, inputs: Mapping[str, Input], counts: Counter[str]
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of the dataset, with their usable completions."""
-    rows = iterate_rows(inputs["dataset"].folder, images=True)
+    rows = iterate_rows(inputs["dataset"].folder)
     return (counted_truncated(row, counts, drop=config.drop_truncated) for row in rows)
 
 
 def _require_seen(config: PairsConfig, folder: Path) -> None:
     """Raise StageError if prompts contain images, which the judge does not receive."""
     if config.text_readers and (folder / IMAGES_FOLDER).is_dir():
-        require_seen_by_all(iterate_rows(folder, images=True), config.text_readers_of)
+        require_seen_by_all(iterate_rows(folder), config.text_readers_of)
 
 
 def _comparing(config: PairsConfig, stack: ExitStack) -> Callable[[Sequence[Comparison]], list[Outcome]]:
@@ -171,7 +171,7 @@ def conditional_prompts(config: ConditionalPromptsConfig, inputs: Mapping[str, I
     """Add the reward to prompts. Raises StageError if a prompt has no message of the user."""
     rows = [
         with_reward(row, config.reward, text=config.text, decimals=config.decimals)
-        for row in iterate_rows(inputs["dataset"].folder, images=True)
+        for row in iterate_rows(inputs["dataset"].folder)
     ]
     return _dataset(config.made_format, rows, Counter(), context, inputs["dataset"].folder)
 

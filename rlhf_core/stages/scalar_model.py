@@ -59,7 +59,7 @@ def train_scalar_model(
     def read(dataset: Input) -> Fitted[StoredExamples]:
         of_rows = {} if images is None else {"images": images(dataset.folder)}
         as_encoded = partial(_encoded, partial(encode, **of_rows), tokenizer, config)
-        return read_examples(dataset, as_encoded, config, model.folder, context, images=images is not None)
+        return read_examples(dataset, as_encoded, config, model.folder, context)
 
     fitted, validated = read(inputs["dataset"]), read_held_out(config, inputs, read)
     labels = {target for targets in fitted.rows.values("targets") for target in targets}
@@ -117,7 +117,7 @@ def split_examples(dataset: Input, examples: StoredExamples, seed: int) -> tuple
     for index, row_id in enumerate(examples.values("row_id")):
         indices_of[row_id].append(index)
     # A mix may repeat a row, all of whose examples go to one side.
-    rows = {r["id"]: _prompt_part(r) for r in iterate_rows(dataset.folder, images=True) if r["id"] in indices_of}
+    rows = {r["id"]: _prompt_part(r) for r in iterate_rows(dataset.folder) if r["id"] in indices_of}
     parts = split_by_prompt(list(rows.values()), seed)
     trained, held_out = (examples.select(i for row in part for i in indices_of[row["id"]]) for part in parts)
     return trained, held_out

@@ -24,7 +24,7 @@ def run(config: SFTConfig, inputs: Mapping[str, Input], context: StageContext, c
 
     def read(dataset: Input) -> Fitted[StoredExamples]:
         encode = partial(conversation_examples, tokenizer, images=row_images(processor, dataset.folder))
-        return read_examples(dataset, encode, config, folder, context, images=True)
+        return read_examples(dataset, encode, config, folder, context)
 
     kind = Kind.POLICY if config.lora is None else Kind.ADAPTER
     pack = partial(pack_sequences, processor=processor)

@@ -24,15 +24,14 @@ Encode = Callable[[Row], list[Example]]  # raises ConversationError for a row th
 
 
 def read_examples(
-    dataset: Input, encode: Encode, config: RanksConfig, model: Path, context: StageContext, *, images: bool = False
+    dataset: Input, encode: Encode, config: RanksConfig, model: Path, context: StageContext
 ) -> Fitted[StoredExamples]:
     """Return the fitting examples of a dataset artifact, by its policies.
 
-    encode: picklable; images: rows with images are encoded too; model: folder of the model whose context bounds
-    `max_length`.
+    encode: picklable; model: folder of the model whose context bounds `max_length`.
     Raises StageError as `fit_examples` does.
     """
-    policy, rows = row_policy(dataset.folder), iterate_rows(dataset.folder, images=images)
+    policy, rows = row_policy(dataset.folder), iterate_rows(dataset.folder)
     require_context(model, config.max_length)
     fitted = fit_examples(rows, encode, policy, config.max_length, context.workdir, config.processes)
     require_all_read(dataset.folder, fitted)

@@ -40,7 +40,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
     model: Annotated[str | None, Reads("model")] = Field(
         default=None, description="stage of the initial model; none: the last one above that makes a model"
     )
-    dataset: Annotated[str, Reads("dataset", format="prompts", images=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="prompts")] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
     steps: Steps = Field(description="number of rollout-and-update steps")

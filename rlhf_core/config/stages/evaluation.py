@@ -45,7 +45,7 @@ class EvaluatesModels(StageConfig):
 class EvaluationConfig(EvaluatesModels, ResumedConfig, EnginesConfig):
     """Each of `models` is evaluated by a separate node, NAME.MODEL; one stage evaluates on one dataset."""
 
-    dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True, images=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
     scorers: dict[JudgeName, ScorerConfig] = Field(

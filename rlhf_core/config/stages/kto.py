@@ -22,7 +22,7 @@ class KTOConfig(ReferencedConfig):
 
     SMALLEST_STEP: ClassVar[int] = 2  # the KL is estimated with completions of other rows
 
-    dataset: Annotated[str, Reads("dataset", format="unpaired", images=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="unpaired")] = Field(
         description="name of an entry of the recipe's `data`, format unpaired"
     )
     validation: UnpairedValidation | None = Field(

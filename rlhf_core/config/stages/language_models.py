@@ -36,5 +36,5 @@ class PretrainConfig(SupervisedPolicyConfig):
 class SFTConfig(SupervisedPolicyConfig):
     """Conversations; only the tokens of assistant turns are trained."""
 
-    dataset: Annotated[str, Reads("dataset", format="conversations", images=True)] = _dataset("conversations")
+    dataset: Annotated[str, Reads("dataset", format="conversations")] = _dataset("conversations")
     validation: ConversationsValidation | None = _validation()

@@ -36,7 +36,7 @@ class LogprobsConfig(ReadingConfig):
     how often the model prefers the chosen one.
     """
 
-    dataset: Annotated[str, Reads("dataset", format="preferences", only_read=True, images=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="preferences", only_read=True)] = Field(
         description="name of an entry of the recipe's `data`, format preferences"
     )
     reference: Annotated[str | None, Reads("logprobs", optional=True)] = Field(

@@ -50,7 +50,7 @@ class LoopConfig(Config):
 class RoundPromptsConfig(StageConfig):
     """A round's prompts, taken by the pipeline from the loop's: the first ones not used in an earlier round."""
 
-    dataset: Annotated[str, Reads("dataset", format="prompts", images=True)] = Field(description="the loop's prompts")
+    dataset: Annotated[str, Reads("dataset", format="prompts")] = Field(description="the loop's prompts")
     previous: Annotated[str | None, Reads("dataset", optional=True)] = Field(
         default=None, description="the previous round's prompts"
     )

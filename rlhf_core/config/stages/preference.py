@@ -18,7 +18,7 @@ from rlhf_core.errors import ConversationError
 class PreferenceConfig(ReferencedConfig):
     """Direct preference learning on pairs, without a reward model: DPO and its variants. `batch_size` counts pairs."""
 
-    dataset: Annotated[str, Reads("dataset", format="preferences", images=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="preferences")] = Field(
         description="name of an entry of the recipe's `data`, format preferences"
     )
     validation: PairsValidation | None = Field(

@@ -67,7 +67,7 @@ class RewardModelConfig(SupervisedRewardConfig):
     `batch_size` counts pairs.
     """
 
-    dataset: Annotated[str, Reads("dataset", format="preferences", images=True)] = _dataset("preferences")
+    dataset: Annotated[str, Reads("dataset", format="preferences")] = _dataset("preferences")
     validation: PairsValidation | None = _validation("pairs")
     language_model_coefficient: Coefficient = Field(
         default=0.0, description="weight of the language-model loss on chosen completions"

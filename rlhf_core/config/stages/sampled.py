@@ -120,7 +120,7 @@ class GenerateConfig(ResumedConfig, RewardedConfig, EnginesConfig):
 
     made_format: ClassVar[str] = "completions"
 
-    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True, images=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
     model: Annotated[str | None, Reads("model")] = Field(
@@ -190,7 +190,7 @@ class _FromDataset(NamedStageConfig):
 
 
 class FromCompletions(_FromDataset):
-    dataset: Annotated[str, Reads("dataset", format="completions", only_read=True, images=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="completions", only_read=True)] = Field(
         description="a stage `generate`, or an entry of the recipe's `data`, format completions"
     )
     drop_truncated: bool = Field(
@@ -291,7 +291,7 @@ class ConditionalPromptsConfig(_FromDataset, _Condition):
 
     made_format: ClassVar[str] = "prompts"
 
-    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True, images=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
     reward: Reward = Field(description="reward in the prompts, usually the highest of the training data")

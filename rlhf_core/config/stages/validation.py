@@ -69,7 +69,7 @@ def _require_measured(metric: str, measured: Iterable[str]) -> None:
 class ValidationSet(Config):
     """Held-out prompts, answered by the sampling engines and scored as in `evaluation`."""
 
-    dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True, images=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
     scorers: dict[JudgeName, ScorerConfig] = Field(
@@ -164,23 +164,19 @@ class HeldOutText(Config):
 class HeldOutConversations(Config):
     """Conversations; only the tokens of assistant turns count."""
 
-    dataset: Annotated[str, Reads("dataset", format="conversations", held_out=True, images=True)] = _held_out(
-        "conversations"
-    )
+    dataset: Annotated[str, Reads("dataset", format="conversations", held_out=True)] = _held_out("conversations")
 
 
 class HeldOutPairs(Config):
     """Preference pairs whose prompts may have images."""
 
-    dataset: Annotated[str, Reads("dataset", format="preferences", held_out=True, images=True)] = _held_out(
-        "preferences"
-    )
+    dataset: Annotated[str, Reads("dataset", format="preferences", held_out=True)] = _held_out("preferences")
 
 
 class HeldOutUnpaired(Config):
     """Labelled completions, whose prompts may have images."""
 
-    dataset: Annotated[str, Reads("dataset", format="unpaired", held_out=True, images=True)] = _held_out("unpaired")
+    dataset: Annotated[str, Reads("dataset", format="unpaired", held_out=True)] = _held_out("unpaired")
 
 
 class HeldOutCompletions(Config):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from rlhf_core.stages.runner import run_job
 from rlhf_core.stages.table import STAGES
 from rlhf_core.tracking.progress import ProgressReporter
 from tests.rlhf_core.artifacts.manifests import manifest
-from tests.rlhf_core.stages.specs import QUICK, SLOW, specified
+from tests.rlhf_core.stages.specs import CONFIG, QUICK, SLOW, specified
 
 pytestmark = [pytest.mark.parts, pytest.mark.usefixtures("own_folders")]
 
@@ -138,6 +139,22 @@ def test_only_the_declared_files_of_an_input_are_fetched(local: ArtifactReposito
     folder = local.fetch(whole.ref, tmp_path / "cache")
     assert (folder / "model").read_text() == "metrics.jsonl model.safetensors"
     assert (folder / "node.sft").read_text() == "metrics.jsonl"
+
+
+def test_rows_with_images_reach_a_stage_that_reads_images_alone(local: ArtifactRepository, tmp_path: Path) -> None:
+    (made := tmp_path / "made" / "images").mkdir(parents=True)
+    (made / "0123").write_bytes(b"a picture")
+    parent = local.publish(manifest("parent", kind=Kind.DATASET), made.parent)
+    blind = Stage("own", 1, DatasetConfig, frozenset({Kind.DATASET}), "tests.rlhf_core.stages.test_runner:lists_inputs")
+    config = CONFIG.model_copy(update={"exclude": ("seen",)})
+    for stage in (blind, replace(blind, reads_images=True)):
+        spec = specified(local, tmp_path, QUICK, stage, inputs={"exclude.seen": parent.ref}, config=config)
+        if stage.reads_images:
+            run_job(local.store.url, spec.ref, {"own": stage})
+            assert (local.fetch(spec.ref, tmp_path / "cache") / "exclude.seen").read_text() == "images"
+        else:
+            with pytest.raises(StageError, match=r"own: the input exclude.seen has rows with images, and it reads"):
+                run_job(local.store.url, spec.ref, {"own": stage})
 
 
 def fails(config: DatasetConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:

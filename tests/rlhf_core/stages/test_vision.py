@@ -19,7 +19,7 @@ from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.config.stages.language_models import SFTConfig
-from rlhf_core.config.stages.logprobs import LogprobsConfig, TopLogprobsConfig
+from rlhf_core.config.stages.logprobs import LogprobsConfig
 from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.config.stages.reward_models import RewardModelConfig
 from rlhf_core.contract import Input, Output
@@ -34,7 +34,7 @@ from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import dataset as dataset_stage
-from rlhf_core.stages import evaluation, logprobs, preference, reward_model, rl, sft, top_logprobs
+from rlhf_core.stages import evaluation, logprobs, preference, reward_model, rl, sft
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.supervised.sft import conversation_examples, pack_sequences
 from tests.rlhf_core.pictures import picture, vision_model
@@ -84,7 +84,7 @@ def test_the_dataset_keeps_each_image_of_its_rows_once(tmp_path: Path) -> None:
     given += [{**given[0], "answer": "green"}, {"prompt": "x", "answer": "y"}]
     output = made(tmp_path / "d", "prompts", given, drop_duplicates=False, limit=6, processes=2)
     kept = {path.name for path in (output.folder / "images").iterdir()}
-    named = {digest for row in read_rows(output.folder, images=True) for digest in row["prompt"][0].get("images", ())}
+    named = {digest for row in read_rows(output.folder) for digest in row["prompt"][0].get("images", ())}
     assert kept == named
     assert output.metrics["images"] == dataset_info(output.folder)["images"] == len(kept) == 4
     few = made(tmp_path / "few", "prompts", given, limit=1)
@@ -139,7 +139,7 @@ def answers(folder: Path, dataset: Input) -> float:
     tokenizer, processor = load_tokenizer(folder), open_processor(folder)
     images = RowImages(processor, dataset.folder / "images")
     policy = PolicyModel(load_causal_model(folder, dtype=torch.float32, attention="sdpa").eval())
-    found = [conversation_examples(tokenizer, row, images)[0] for row in read_rows(dataset.folder, images=True)]
+    found = [conversation_examples(tokenizer, row, images)[0] for row in read_rows(dataset.folder)]
     batch = pack_sequences(found, processor)
     with torch.no_grad():
         return float((policy(batch)[0] * batch.loss_mask).sum() / batch.loss_mask.sum())
@@ -227,11 +227,8 @@ def scalar_folder(causal: Path, folder: Path) -> Input:
     return local_input(folder, Kind.REWARD_MODEL)
 
 
-def test_stages_and_models_of_text_refuse_images(model: Input, talks: Input, prompts: Input, tmp_path: Path) -> None:
+def test_models_of_text_refuse_images(model: Input, talks: Input, prompts: Input, tmp_path: Path) -> None:
     inputs = {"model": model, "dataset": talks}
-    settings = valid(TopLogprobsConfig, {"dataset": "d", "k": 2, "max_length": 64, "engine": ENGINE_SETTINGS})
-    with pytest.raises(StageError, match="the dataset has rows with images, and this stage reads text alone"):
-        top_logprobs.run(settings, inputs, context_of(tmp_path / "top", inputs), no_cluster)
     text = {"model": base_model(tmp_path / "base", hidden=64), "dataset": talks}
     with pytest.raises(StageError, match="a message has images, but the model reads text alone"):
         sft.run(config(), text, context_of(tmp_path / "sft", text), no_cluster)

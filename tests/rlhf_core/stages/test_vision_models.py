@@ -97,7 +97,7 @@ def test_a_reward_model_tells_what_is_in_the_pictures(model: Input, tmp_path: Pa
     # The stored model, read again, tells them too.
     processor, tokenizer = open_processor(output.folder), load_tokenizer(output.folder)
     images, dataset = row_images(processor, inputs["dataset"].folder), inputs["dataset"].folder
-    examples = [pair_example(tokenizer, row, images) for row in read_rows(dataset, images=True)]
+    examples = [pair_example(tokenizer, row, images) for row in read_rows(dataset)]
     batch = pack_pairs(examples, processor=processor)
     stored = ScalarModel(load_scalar_model(output.folder, dtype=torch.float32, attention="sdpa").eval())
     with torch.no_grad():

@@ -123,8 +123,8 @@ def test_completions_are_sampled_of_the_images_and_kept_with_them(
     model: Input, prompts: Input, reference: Input, completions: Input
 ) -> None:
     """The log-probs of the engine, and those of the ranks of the reference, are those of the models' own images."""
-    found = read_rows(completions.folder, images=True)
-    assert [row["prompt"] for row in found] == [row["prompt"] for row in read_rows(prompts.folder, images=True)]
+    found = read_rows(completions.folder)
+    assert [row["prompt"] for row in found] == [row["prompt"] for row in read_rows(prompts.folder)]
     files = kept(completions.folder)
     assert files == {digest for row in found for digest in images_of(row["prompt"])} == kept(prompts.folder)
     assert all(
@@ -148,15 +148,15 @@ def test_preferences_and_sft_are_trained_on_what_is_made_of_them(
     model: Input, completions: Input, tmp_path: Path
 ) -> None:
     given = {"dataset": completions}
-    asked = {json.dumps(row["prompt"]) for row in read_rows(completions.folder, images=True)}
+    asked = {json.dumps(row["prompt"]) for row in read_rows(completions.folder)}
     paired = sampled.pairs(PairsConfig(dataset="d"), given, LocalContext(tmp_path / "pairs"))
-    assert {json.dumps(row["prompt"]) for row in iterate_rows(paired.folder, images=True)} <= asked
+    assert {json.dumps(row["prompt"]) for row in iterate_rows(paired.folder)} <= asked
     assert paired.metrics["images"] == len(kept(paired.folder)) > 1
     best = sampled.best_of_n(BestOfNConfig(dataset="d", least_reward=1.0), given, LocalContext(tmp_path / "best"))
     told = ConditionalConfig(dataset="d", text=" {reward}")
     conditional = sampled.conditional_conversations(told, given, LocalContext(tmp_path / "told"))
     for output in (best, conditional):
-        named = {digest for row in read_rows(output.folder, images=True) for digest in images_of(row["messages"])}
+        named = {digest for row in read_rows(output.folder) for digest in images_of(row["messages"])}
         assert output.metrics["images"] == len(named) > 1
         assert kept(output.folder) == named
     inputs = {"model": model, "reference.model": model, "dataset": local_input(paired.folder, Kind.DATASET)}
@@ -175,14 +175,14 @@ def test_images_that_no_row_names_any_more_are_left_out(prompts: Input, tmp_path
     given = {"dataset": prompts}
     config = RoundPromptsConfig(dataset="d", count=3)
     first = round_prompts.run(config, given, LocalContext(tmp_path / "round"))
-    chosen = read_rows(prompts.folder, images=True)[:3]
-    assert read_rows(first.folder, images=True) == chosen
+    chosen = read_rows(prompts.folder)[:3]
+    assert read_rows(first.folder) == chosen
     assert kept(first.folder) == {digest for row in chosen for digest in images_of(row["prompt"])}
     assert first.metrics["images"] == dataset_info(first.folder)["images"] == len(kept(first.folder)) < 8
     reward = ConditionalPromptsConfig(dataset="d", reward=1.0)
     told = sampled.conditional_prompts(reward, given, LocalContext(tmp_path / "told"))
     assert kept(told.folder) == kept(prompts.folder)
-    text = [row for row in read_rows(prompts.folder, images=True) if not images_of(row["prompt"])]
+    text = [row for row in read_rows(prompts.folder) if not images_of(row["prompt"])]
     write_dataset(tmp_path / "text", text, dataset_info(prompts.folder), images_from=prompts.folder)
     assert not (tmp_path / "text" / "images").exists()
     assert "images" not in dataset_info(tmp_path / "text")
@@ -236,7 +236,7 @@ def test_judges_of_pairs_get_no_images_and_labels_keep_them(model: Input, prompt
         sampled.pairs(judged, given, LocalContext(tmp_path / "pairs"))
     rewarded = [
         {**row, "completions": [{**each, "reward": float(n)} for n, each in enumerate(row["completions"])]}
-        for row in read_rows(output.folder, images=True)
+        for row in read_rows(output.folder)
     ]
     write_dataset(tmp_path / "rewarded", rewarded, {"format": "completions"}, images_from=output.folder)
     given = {"dataset": local_input(tmp_path / "rewarded", Kind.DATASET)}
