@@ -102,12 +102,12 @@ def dataset_info(folder: Path) -> dict[str, Any]:
 
 
 def write_dataset(
-    folder: Path, rows: Iterable[Mapping[str, Any]], info: Mapping[str, Any], *, images_from: Path | None = None
+    folder: Path, rows: Iterable[Mapping[str, Any]], info: Mapping[str, Any], *, images_from: Sequence[Path] = ()
 ) -> dict[str, int]:
     """Write `rows` and `info` as a dataset artifact; the same rows give the same bytes.
 
-    images_from: the folder of the source dataset artifact, from which the image files named by the rows are copied;
-    none: they have no images. Returns the number of `images`, if any, for the metrics.
+    images_from: folders with the image files named by the rows, which are copied. Returns the number of `images`, if
+    any, for the metrics.
     Raises StageError if a row names a missing image file.
     """
     named: set[str] = set()
@@ -122,9 +122,10 @@ def write_dataset(
     if named:
         (folder / IMAGES_FOLDER).mkdir()
     for digest in sorted(named):
-        file = None if images_from is None else images_from / IMAGES_FOLDER / digest
-        if file is None or not file.is_file():
-            raise StageError(f"a row has the image {digest}, whose file is not in {images_from or 'any dataset'}")
+        file = next((path for each in images_from if (path := each / digest).is_file()), None)
+        if file is None:
+            places = ", ".join(map(str, images_from)) or "any dataset"
+            raise StageError(f"a row has the image {digest}, whose file is not in {places}")
         shutil.copyfile(file, folder / IMAGES_FOLDER / digest)
     write_info(folder, {**{name: value for name, value in info.items() if name != "images"}, **counted})
     return counted

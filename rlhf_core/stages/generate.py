@@ -117,7 +117,8 @@ def _run(
         for index, prompt in enumerate(fitted.rows)
     ]
     folder = context.workdir / "dataset"
-    images = write_dataset(folder, rows, {"format": config.made_format}, images_from=inputs["dataset"].folder)
+    of_prompts = inputs["dataset"].folder / IMAGES_FOLDER
+    images = write_dataset(folder, rows, {"format": config.made_format}, images_from=(of_prompts,))
     metrics = {**_metrics(rows), **compared, **fitted.metrics(), **images}
     context.log(0, {**{name: float(value) for name, value in metrics.items()}, "sampling_seconds": seconds})
     return Output(Kind.DATASET, folder, metrics)

@@ -14,7 +14,7 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages.loop import RoundPromptsConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.formats import Row, normalised
-from rlhf_core.data.reading import dataset_info, read_dataset, write_dataset
+from rlhf_core.data.reading import IMAGES_FOLDER, dataset_info, read_dataset, write_dataset
 from rlhf_core.errors import StageError
 
 USED_FILE = "used.txt"  # a line for each prompt: the SHA-256 of its normalised text
@@ -41,7 +41,7 @@ def run(config: RoundPromptsConfig, inputs: Mapping[str, Input], context: StageC
     if len(rows) < config.count:
         raise StageError(out_of_prompts(len(rows), config.count, before))
     folder = context.workdir / "dataset"
-    images = write_dataset(folder, rows, dataset_info(source), images_from=source)
+    images = write_dataset(folder, rows, dataset_info(source), images_from=(source / IMAGES_FOLDER,))
     (folder / USED_FILE).write_text("".join(f"{prompt}\n" for prompt in used), encoding="ascii")
     return Output(Kind.DATASET, folder, {"rows": len(rows), "used_before": before, **images})
 

@@ -179,7 +179,7 @@ def conditional_prompts(config: ConditionalPromptsConfig, inputs: Mapping[str, I
 def _dataset(made_format: str, rows: list[Row], counts: Counter[str], context: StageContext, source: Path) -> Output:
     """Write a dataset of `rows`, with images from the dataset that they are made of."""
     folder = context.workdir / "dataset"
-    images = write_dataset(folder, rows, {"format": made_format}, images_from=source)
+    images = write_dataset(folder, rows, {"format": made_format}, images_from=(source / IMAGES_FOLDER,))
     return Output(Kind.DATASET, folder, {"rows": len(rows), **counts, **images})
 
 

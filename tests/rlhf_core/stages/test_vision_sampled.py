@@ -183,12 +183,12 @@ def test_images_that_no_row_names_any_more_are_left_out(prompts: Input, tmp_path
     told = sampled.conditional_prompts(reward, given, LocalContext(tmp_path / "told"))
     assert kept(told.folder) == kept(prompts.folder)
     text = [row for row in read_rows(prompts.folder) if not images_of(row["prompt"])]
-    write_dataset(tmp_path / "text", text, dataset_info(prompts.folder), images_from=prompts.folder)
+    write_dataset(tmp_path / "text", text, dataset_info(prompts.folder), images_from=(prompts.folder / "images",))
     assert not (tmp_path / "text" / "images").exists()
     assert "images" not in dataset_info(tmp_path / "text")
     (first.folder / "images" / min(kept(first.folder))).unlink()
     with pytest.raises(StageError, match=r"a row has the image [0-9a-f]{64}, whose file is not in"):
-        write_dataset(tmp_path / "gone", chosen, {}, images_from=first.folder)
+        write_dataset(tmp_path / "gone", chosen, {}, images_from=(first.folder / "images",))
     with pytest.raises(StageError, match=r"holds the character U\+FFFC, which stands for an image in this prompt"):
         sampled.conditional_prompts(
             ConditionalPromptsConfig(dataset="d", reward=1.0, text="\ufffc{reward}"),
@@ -238,7 +238,7 @@ def test_judges_of_pairs_get_no_images_and_labels_keep_them(model: Input, prompt
         {**row, "completions": [{**each, "reward": float(n)} for n, each in enumerate(row["completions"])]}
         for row in read_rows(output.folder)
     ]
-    write_dataset(tmp_path / "rewarded", rewarded, {"format": "completions"}, images_from=output.folder)
+    write_dataset(tmp_path / "rewarded", rewarded, {"format": "completions"}, images_from=(output.folder / "images",))
     given = {"dataset": local_input(tmp_path / "rewarded", Kind.DATASET)}
     labels = sampled.unpaired(UnpairedConfig(dataset="d", threshold=0.5), given, LocalContext(tmp_path / "unpaired"))
     assert dataset_info(labels.folder)["images"] == dataset_info(output.folder)["images"] > 0
