@@ -26,6 +26,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.artifacts.store import is_path
 from rlhf_core.contract import Input
+from rlhf_core.data.reading import IMAGES_FOLDER as DATASET_IMAGES
 from rlhf_core.errors import AlignmentError, IntegrityError, one_line
 from rlhf_core.pipeline.record import read_record, read_start
 from rlhf_core.pipeline.run_costs import RunCosts, run_costs
@@ -143,6 +144,9 @@ class StoreReader:
         return steps, logged
 
     def image(self, node: NodeView, sha256: str) -> bytes | None:
+        """Return an image of a dataset's rows, or of logged rollouts; None if there is none of this name."""
+        if node.manifest is not None and node.manifest.kind == Kind.DATASET:
+            return self.file(node, f"{DATASET_IMAGES}/{sha256}")
         return self._rollouts(node, f"{IMAGES_FOLDER}/{sha256}")
 
     def _rollouts(self, node: NodeView, file: str) -> bytes | None:

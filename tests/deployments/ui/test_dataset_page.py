@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from rlhf_core.errors import IntegrityError
 from rlhf_core.pipeline.record import NodeRecord
 from tests.deployments.ui.made_runs import publish, record, ref_of
 from tests.deployments.ui.served import browsing
+from tests.rlhf_core.pictures import picture
 from tests.rlhf_core.stages.made_datasets import BAD_LINES, SENTENCE, files, produce, write
 
 pytestmark = pytest.mark.parts
@@ -42,9 +44,14 @@ def browser(store: LocalStore, tmp_path: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-def put(store: LocalStore, rows: Rows, folder: Path, info: dict[str, Any] | None = None) -> Manifest:
+def put(
+    store: LocalStore, rows: Rows, folder: Path, info: dict[str, Any] | None = None, images_from: Path | None = None
+) -> Manifest:
     """Publish a dataset as the only stage of the run `made`, which is called `data`."""
-    write_dataset(folder, [{"id": f"r{n}", **row} for n, row in enumerate(rows)], info or {"format": "prompts"})
+    given = [{"id": f"r{n}", **row} for n, row in enumerate(rows)]
+    write_dataset(
+        folder, given, info or {"format": "prompts"}, images_from=() if images_from is None else (images_from,)
+    )
     record(store, [NodeRecord(name="data", ref=ref_of("data"), outcome="computed")])
     return publish(store, ref_of("data"), folder, metrics={"rows": len(rows)})
 
@@ -324,8 +331,26 @@ def test_rows_of_each_format_in_parts() -> None:
     assert judged.texts == {}
     seen = view({"messages": [{"role": "user", "content": "\ufffc what?", "images": ["a" * 64, "b" * 64]}]})
     assert (seen.images, seen.messages[0]["content"]) == (2, "[image] what?")
+    assert seen.messages[0]["images"] == ["a" * 64, "b" * 64]
     plain = view({"text": "once", "metadata": {"a": 1}})
     assert (plain.texts, plain.others) == ({"text": "once"}, {"metadata": '{\n "a": 1\n}'})
+
+
+def test_images_of_rows_are_shown_from_the_files_of_the_dataset(
+    browser: httpx.Client, store: LocalStore, tmp_path: Path
+) -> None:
+    content = picture("red")
+    digest = hashlib.sha256(content).hexdigest()
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / digest).write_bytes(content)
+    row = {"prompt": [{"role": "user", "content": "\ufffc colour?", "images": [digest]}], "chosen": "red"}
+    named = [{"role": "user", "content": "\ufffc", "images": ["../metrics.jsonl"]}]
+    put(store, [row], tmp_path / "d", images_from=tmp_path / "images")
+    page = browser.get("/runs/made/data").text
+    assert re.findall(r'<img [^>]*src="([^"]+)"', page) == [f"/runs/made/data/images/{digest}"]
+    assert browser.get(f"/runs/made/data/images/{digest}").content == content
+    assert browser.get(f"/runs/made/data/images/{'0' * 64}").status_code == 404
+    assert view({"prompt": named}).messages[0]["images"] == []
 
 
 @pytest.mark.parametrize(
