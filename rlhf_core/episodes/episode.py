@@ -240,8 +240,7 @@ class Episode:
         if shows and self._rules.images is None:
             self._fail(
                 f"{method}() returned a message with images, but the policy reads text alone, or something else that "
-                "does so would read them: a reward model, a teacher, a critic, kept rollouts, or the checkpoints of "
-                "asynchronous training"
+                "does so would read them, such as a reward model, a teacher or its hint"
             )
         try:
             if shows and self._rules.images is not None:

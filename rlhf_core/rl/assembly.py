@@ -180,9 +180,9 @@ def _wire(
         config, trainer, engines, probe=read.prompts[:4], turns=turns,
         replace_dead=None if stream is None else stream.replace_dead,
     )  # fmt: skip
-    shown = None
+    shown, shown_folder = None, context.workdir / "shown_images"
     if read.processor is not None and read.all_read_images and config.asynchronous is None:
-        shown = ShownImages(read.processor, context.workdir / "shown_images", config.rollout.max_images)
+        shown = ShownImages(read.processor, shown_folder, config.rollout.max_images)
     rollouter = Rollouter(
         engines, read.tokenizer, config.rollout, read.environment_host, stream, shown, publisher.replace_dead
     )
@@ -211,7 +211,8 @@ def _wire(
         validation = Validation(config, read.held_out, rollouter, trainer, publisher, turns, seed=context.seed)
         driver["validation"] = validation.best
     if config.keep != KeepConfig():
-        keeper = Keeper(config, context, partial(trainer.save, context=context, current=True), read.tokenizer)
+        save = partial(trainer.save, context=context, current=True)
+        keeper = Keeper(config, context, save, read.tokenizer, (inputs["dataset"].folder / IMAGES_FOLDER, shown_folder))
     return Loop(
         config, read.algorithm, collector, trainer, publisher, context, turns=turns, validation=validation,
         checkpoints=Checkpointing(config.checkpoint, context, workers, driver, trained_apart), keeper=keeper,

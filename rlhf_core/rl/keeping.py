@@ -26,13 +26,21 @@ class Keeper:
     """
 
     def __init__(
-        self, config: RLConfig, context: StageContext, save: Callable[[Path], None], tokenizer: Tokenizer
+        self,
+        config: RLConfig,
+        context: StageContext,
+        save: Callable[[Path], None],
+        tokenizer: Tokenizer,
+        image_folders: Sequence[Path],
     ) -> None:
-        """save: writes the current policy to a folder in this job's working folder. tokenizer: the policy's."""
+        """save: writes the current policy to a folder in this job's working folder. tokenizer: the policy's.
+        image_folders: with the files of images in prompts and of those that environments show.
+        """
         self._config = config
         self._tokenizer = tokenizer
         self._context = context
         self._save = save
+        self._image_folders = image_folders
 
     def rollouts(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         """Publish the trajectories of a step, if due. trajectories: grouped by prompt."""
@@ -42,8 +50,8 @@ class Keeper:
         rows = list(rollout_rows(trajectories, names, step, tokenizer=digest))
         reward = math.fsum(entry["reward"] for row in rows for entry in row["completions"]) / len(trajectories)
         folder = self._context.workdir / f"rollouts-{step}"
-        write_dataset(folder, rows, {"format": "completions"})
-        self._publish("rollouts", step, Output(Kind.DATASET, folder, {"rows": len(rows), "reward": reward}))
+        images = write_dataset(folder, rows, {"format": "completions"}, images_from=self._image_folders)
+        self._publish("rollouts", step, Output(Kind.DATASET, folder, {"rows": len(rows), "reward": reward, **images}))
 
     def policy(self, step: int) -> None:
         """Publish the policy after a step, if due. The last one is the stage's own result."""

@@ -99,10 +99,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
         """Settings that read text only, without the images of prompts."""
         settings = self.settings
         teacher = settings.teacher
-        readers = [f"{self.block}.teacher.hint"] if teacher is not None and teacher.hint is not None else []
-        # A dataset of completions would not contain the images.
-        readers += ["keep.rollouts_every"] if self.keep.rollouts_every is not None else []
-        return tuple(readers)
+        return (f"{self.block}.teacher.hint",) if teacher is not None and teacher.hint is not None else ()
 
     def text_readers_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         environment = self.environment.of_row(row)

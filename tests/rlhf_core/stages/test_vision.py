@@ -242,9 +242,6 @@ def test_models_of_text_refuse_images(model: Input, talks: Input, prompts: Input
         reading = {**asked, "grpo.rewards.taste.model": scalar_folder(judge, tmp_path / judge.name / "judge")}
         with pytest.raises(StageError, match=rf"grpo.rewards.taste: {problem}"):
             rl.run(valid(RLConfig, {**RL, "grpo": judged}), reading, context_of(tmp_path / "rl", reading), no_cluster)
-    kept = valid(RLConfig, {**RL, "keep": {"rollouts_every": 1}})
-    with pytest.raises(StageError, match=r"row .* has images, and keep.rollouts_every reads text alone"):
-        rl.run(kept, asked, context_of(tmp_path / "kept", asked), no_cluster)
     (tmp_path / "plays.py").write_text("def run(engine, row): ...")
     playing = {"environment": {"type": "executor", "path": "plays.py"}, "rollout": {**ROLLOUT, "repeatable": False}}
     played = replace(context_of(tmp_path / "plays", asked), user_files_root=tmp_path)
