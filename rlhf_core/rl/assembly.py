@@ -46,6 +46,7 @@ from rlhf_core.rl.roles import CRITIC, placed_apart, require_same_positions, req
 from rlhf_core.rl.rollout_log import RolloutLog
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.scoring import FrozenWorker
+from rlhf_core.rl.stored import StoredGroups
 from rlhf_core.rl.validation import HeldOut, Validation
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.engines import Engines
@@ -196,12 +197,15 @@ def _wire(
     if config.select is not None and read.pass_rates is not None:
         prompts = SelectedPrompts(read.prompts, context.seed, config.select, read.pass_rates)
     collector: Collector
+    stored = StoredGroups()
     if stream is None:
-        collector = SyncCollector(config, prompts=prompts, rollouts=rollouts, rewards=rewards, monitors=read.monitors)
+        collector = SyncCollector(
+            config, prompts=prompts, rollouts=rollouts, rewards=rewards, monitors=read.monitors, stored=stored
+        )
     else:
         collector = AsyncCollector(
             config, prompts=prompts, rollouts=rollouts, rewards=rewards, monitors=read.monitors, stream=stream,
-            replace_dead=publisher.replace_dead,
+            replace_dead=publisher.replace_dead, stored=stored,
         )  # fmt: skip
 
     trained_apart: dict[str, WorkerGroup[Any]] = {CRITIC: apart[CRITIC]} if CRITIC in apart else {}

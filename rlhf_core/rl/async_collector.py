@@ -26,7 +26,7 @@ from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.rewarding import RewardPipeline, monitor
 from rlhf_core.rl.rollouts import RolloutSampler
-from rlhf_core.rl.stored import stored, trajectory_of
+from rlhf_core.rl.stored import StoredGroups
 from rlhf_core.rollout.engines import survive_dead_engines
 from rlhf_core.types import Trajectory
 
@@ -61,11 +61,14 @@ class AsyncCollector:
         monitors: Mapping[str, TrajectoryReward],
         stream: Stream,
         replace_dead: Callable[[], list[str]],
+        stored: StoredGroups,
     ) -> None:
-        """replace_dead: starts engines that have died again, with the weights of the others, and the stream."""
+        """replace_dead: starts engines that have died again, with the weights of the others, and the stream. stored:
+        the form of groups in checkpoints.
+        """
         self._config, self._prompts, self._rollouts = config, prompts, rollouts
         self._rewards, self._monitors, self._stream = rewards, monitors, stream
-        self._replace_dead = replace_dead
+        self._replace_dead, self._stored = replace_dead, stored
         self._judge_task: asyncio.Task[None] | None = None  # ends with its stream
         self._begun: set[int] = set()  # draws that are being sampled or rewarded
         self._sampled: list[Answered] = []  # awaiting rewards
@@ -224,17 +227,21 @@ class AsyncCollector:
         return self.counts.proven(self._config, cursor=cursor, in_flight=in_flight)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._stream.call(self._state())
+        state, ready = self._stream.call(self._state())
+        groups = self._stored.save([answered.group for answered in ready])
+        waiting = [[a.number, a.attempt, group] for a, group in zip(ready, groups, strict=True)]
+        return {**state, "ready": waiting}
 
-    async def _state(self) -> dict[str, Any]:
+    async def _state(self) -> tuple[dict[str, Any], list[Answered]]:
+        """Return the state, and the completions that wait for a step."""
         async with self._judging:  # a batch with its rewards pending has already changed their statistics
-            return {
+            state = {
                 "prompts": self._prompts.state_dict(),
                 "rewards": self._rewards.state_dict(),
                 "counts": self.counts.state_dict(),
                 "begun": sorted(self._begun),
-                "ready": [[a.number, a.attempt, [stored(trajectory) for trajectory in a.group]] for a in self._ready],
             }
+            return state, list(self._ready)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state. Must be called before anything is sampled."""
@@ -242,9 +249,9 @@ class AsyncCollector:
         self._rewards.load_state_dict(state["rewards"])
         self.counts = PromptCounts.restored(state)
         self._begun = set(state["begun"])
+        groups = self._stored.load([(self._prompts.at(number), group) for number, _, group in state["ready"]])
         self._ready = deque(
-            Answered(number, attempt, [trajectory_of(each, self._prompts.at(number)) for each in group])
-            for number, attempt, group in state["ready"]
+            Answered(number, attempt, group) for (number, attempt, _), group in zip(state["ready"], groups, strict=True)
         )
 
 

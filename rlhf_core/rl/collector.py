@@ -16,6 +16,7 @@ from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.replay import Replay
 from rlhf_core.rl.rewarding import RewardPipeline, monitor
 from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.rl.stored import StoredGroups
 from rlhf_core.training.checkpointing import DriverState
 from rlhf_core.types import Trajectory
 
@@ -54,13 +55,15 @@ class SyncCollector:
         rollouts: RolloutSampler,
         rewards: RewardPipeline,
         monitors: Mapping[str, TrajectoryReward],
+        stored: StoredGroups,
     ) -> None:
+        """stored: the form of groups in checkpoints."""
         self._config = config
         self._prompts = prompts
         self._rollouts = rollouts
         self._rewards = rewards
         self._monitors = monitors
-        self._replay = Replay(config.replay, config.prompts_per_step, prompts.of_id)
+        self._replay = Replay(config.replay, config.prompts_per_step, prompts.of_id, stored)
         self.counts = PromptCounts()
 
     def collect(self, step: int, phase: PhaseTimer) -> tuple[list[Trajectory], dict[str, float]]:

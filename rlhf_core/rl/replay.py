@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_core.config.rl.difficulty import ReplayConfig
 from rlhf_core.errors import StageError
 from rlhf_core.rl.filtering import Group
-from rlhf_core.rl.stored import stored, trajectory_of
+from rlhf_core.rl.stored import StoredGroups
 from rlhf_core.types import Prompt, Trajectory
 
 
@@ -23,12 +23,18 @@ class _Kept:
 class Replay:
     """A bounded buffer of groups, each of which is taken once at most. Its state is part of a checkpoint."""
 
-    def __init__(self, config: ReplayConfig | None, prompts_per_step: int, prompt_of: Callable[[str], Prompt]) -> None:
+    def __init__(
+        self,
+        config: ReplayConfig | None,
+        prompts_per_step: int,
+        prompt_of: Callable[[str], Prompt],
+        stored: StoredGroups,
+    ) -> None:
         """config: None: nothing is replayed. prompt_of: returns the prompt with an id."""
         self._most, self._max_age = 0, 0  # groups of a step, and steps
         if config is not None:
             self._most, self._max_age = int(config.share * prompts_per_step), config.max_age
-        self._prompt_of = prompt_of
+        self._prompt_of, self._stored = prompt_of, stored
         self._kept: list[_Kept] = []  # newest first
 
     def take(self, step: int) -> tuple[list[Group], dict[str, float]]:
@@ -52,13 +58,12 @@ class Replay:
             self._kept = (mixed + self._kept)[: self._most * self._max_age]
 
     def state_dict(self) -> list[Any]:
-        return [[kept.step, kept.group[0].prompt.id, [stored(each) for each in kept.group]] for kept in self._kept]
+        groups = self._stored.save([kept.group for kept in self._kept])
+        return [[kept.step, kept.group[0].prompt.id, group] for kept, group in zip(self._kept, groups, strict=True)]
 
     def load_state_dict(self, state: Sequence[Any]) -> None:
-        self._kept = [
-            _Kept(step, [trajectory_of(values, self._prompt_of(prompt)) for values in group])
-            for step, prompt, group in state
-        ]
+        groups = self._stored.load([(self._prompt_of(prompt), group) for _, prompt, group in state])
+        self._kept = [_Kept(step, group) for (step, *_), group in zip(state, groups, strict=True)]
 
 
 def _score(trajectory: Trajectory) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,15 +11,28 @@ import torch
 from torch import Tensor
 
 from rlhf_core.kept_tokens import KeptTokens
+from rlhf_core.rl.filtering import Group
 from rlhf_core.types import Branch, Prompt, Stretch, Trajectory
 
 _TENSORS = {
     "token_ids": torch.int64, "loss_mask": torch.bool, "rollout_logprobs": torch.float32,
     "step_rewards": torch.float32, "step_ends": torch.bool, "temperatures": torch.float32,
 }  # fmt: skip
+Values = dict[str, Any]  # of a trajectory, as JSON
 
 
-def stored(trajectory: Trajectory) -> dict[str, Any]:
+class StoredGroups:
+    """Converts groups of trajectories to JSON values of a checkpoint, and back."""
+
+    def save(self, groups: Sequence[Group]) -> list[list[Values]]:
+        return [[stored(trajectory) for trajectory in group] for group in groups]
+
+    def load(self, groups: Sequence[tuple[Prompt, Sequence[Values]]]) -> list[Group]:
+        """Restore the groups of `save`, each given with the prompt of its draw."""
+        return [[trajectory_of(values, prompt) for values in group] for prompt, group in groups]
+
+
+def stored(trajectory: Trajectory) -> Values:
     """Return the JSON values of a trajectory. Of its prompt, they have what an environment may have replaced."""
     prompt = trajectory.prompt
     # Their files are not in a checkpoint; the stage accepts no such images.

@@ -21,6 +21,7 @@ from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.rewarding import RewardPipeline
 from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.rl.stored import StoredGroups
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.types import Prompt, Trajectory
@@ -81,6 +82,7 @@ class Setup:
             RolloutSampler(config, Rollouter(engines, TOKENIZER, config.rollout), 0),
             RewardPipeline(config.settings, 16, {"own": RewardOfText(self.judge)}, TOKENIZER),
             {"all": RewardOfText(self.monitor)},
+            StoredGroups(),
         )
 
     def _script(self, prompt: Sequence[int], seed: int | None) -> Sequence[int]:

@@ -33,6 +33,7 @@ from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.rewarding import RewardPipeline
 from rlhf_core.rl.roles import roles
 from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.rl.stored import StoredGroups
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import Script, ScriptedEngine
@@ -99,6 +100,7 @@ def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: Sc
         RolloutSampler(config, Rollouter(engines, TOKENIZER, config.rollout), 0),
         RewardPipeline(config.settings, config.sampling.max_tokens, {"own": RewardOfText(reward)}, TOKENIZER),
         {"long": RewardOfText(FunctionOf(lambda c: float(len(c) > 1)))},
+        StoredGroups(),
     )
     publisher = Publisher(config, trainer, engines, prompts[:2], turns)
     checkpoints = Checkpointing(config.checkpoint, context, workers, {"collector": collector, "trainer": trainer})

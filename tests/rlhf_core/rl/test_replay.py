@@ -11,13 +11,14 @@ from rlhf_core.config.rl.difficulty import ReplayConfig
 from rlhf_core.errors import StageError
 from rlhf_core.rl.filtering import Group
 from rlhf_core.rl.replay import Replay
+from rlhf_core.rl.stored import StoredGroups
 from rlhf_core.types import Prompt, Trajectory
 
 PROMPTS = {name: Prompt(name, name, (7,), {}) for name in "abcdef"}
 
 
 def replay(share: float = 0.5, max_age: int = 2) -> Replay:
-    return Replay(ReplayConfig(share=share, max_age=max_age), 4, PROMPTS.__getitem__)
+    return Replay(ReplayConfig(share=share, max_age=max_age), 4, PROMPTS.__getitem__, StoredGroups())
 
 
 def group(name: str, *scores: float | None, version: int = 0) -> Group:
