@@ -46,6 +46,7 @@ from rlhf_core.rl.roles import CRITIC, placed_apart, require_same_positions, req
 from rlhf_core.rl.rollout_log import RolloutLog
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.scoring import FrozenWorker
+from rlhf_core.rl.shown_files import ShownFiles
 from rlhf_core.rl.stored import StoredGroups
 from rlhf_core.rl.validation import HeldOut, Validation
 from rlhf_core.rl.worker import RLWorker
@@ -181,9 +182,10 @@ def _wire(
         config, trainer, engines, probe=read.prompts[:4], turns=turns,
         replace_dead=None if stream is None else stream.replace_dead,
     )  # fmt: skip
-    shown, shown_folder = None, context.workdir / "shown_images"
-    if read.processor is not None and read.all_read_images and config.asynchronous is None:
+    shown, shown_folder, stored = None, context.workdir / "shown_images", StoredGroups()
+    if read.processor is not None and read.all_read_images:
         shown = ShownImages(read.processor, shown_folder, config.rollout.max_images)
+        stored = StoredGroups(ShownFiles(shown_folder, context))
     rollouter = Rollouter(
         engines, read.tokenizer, config.rollout, read.environment_host, stream, shown, publisher.replace_dead
     )
@@ -197,7 +199,6 @@ def _wire(
     if config.select is not None and read.pass_rates is not None:
         prompts = SelectedPrompts(read.prompts, context.seed, config.select, read.pass_rates)
     collector: Collector
-    stored = StoredGroups()
     if stream is None:
         collector = SyncCollector(
             config, prompts=prompts, rollouts=rollouts, rewards=rewards, monitors=read.monitors, stored=stored

@@ -103,11 +103,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
 
     def text_readers_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         environment = self.environment.of_row(row)
-        readers = [] if environment.reads_images else ["environment"]
-        # Images shown by programs are not part of a checkpoint, which contains the queue of trajectories.
-        keeps = {"asynchronous": self.asynchronous is not None, "replay": self.replay is not None}
-        readers += [name for name, is_set in keeps.items() if is_set and environment.is_program]
-        return (*self.text_readers, *readers)
+        return self.text_readers if environment.reads_images else (*self.text_readers, "environment")
 
     @classmethod
     def block_class(cls, key: str, raw: Any) -> type[Config] | None:

@@ -79,6 +79,7 @@ def playing(kind: str, *, row: str | None = None, **settings: Any) -> Change:
 
 def test_an_agent_is_given_the_images_of_its_row(problems: Problems) -> None:
     assert problems(playing("agent")) == []
+    assert problems(playing("agent", asynchronous={"max_lag": 1})) == []
 
 
 @pytest.mark.parametrize("kind", ["agent", "executor"])
@@ -133,10 +134,6 @@ def test_images_go_on_to_what_is_made_of_completions(problems: Problems) -> None
         (
             playing("executor", row="program"),
             "rl.dataset: prompts.jsonl line 2 in `data.prompts` has images, and rl.environment reads text alone: leave",
-        ),
-        (
-            playing("agent", asynchronous={"max_lag": 1}),
-            "rl.dataset: prompts.jsonl line 2 in `data.prompts` has images, and rl.asynchronous reads text alone",
         ),
         (
             seeing(put("base", "source", "vision", value={"image_size": 60})),

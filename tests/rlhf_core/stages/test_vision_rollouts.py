@@ -1,8 +1,14 @@
-"""Rollouts with images beside a run: kept as datasets, with a scripted engine and one rank."""
+"""Rollouts with images that outlive their step: kept as datasets, and waiting in the checkpoints of asynchronous RL.
+
+With a scripted engine and one rank.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import shutil
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from rlhf_core.artifacts.checkpoints import Checkpoint
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.chat.encoding import load_tokenizer
 from rlhf_core.chat.image_messages import images_of
@@ -18,12 +25,18 @@ from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.sampled import BestOfNConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.reading import dataset_info, read_rows
+from rlhf_core.rl import loop
+from rlhf_core.rl.async_collector import AsyncCollector
+from rlhf_core.rl.loop import Loop
+from rlhf_core.rl.stored import stored
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import rl, sampled
 from rlhf_core.stages.in_process import InProcessCluster
+from rlhf_core.training.checkpointing import DRIVER
+from rlhf_core.types import Trajectory
 from tests.rlhf_core.pictures import vision_model
-from tests.rlhf_core.stages.context import LocalContext, local_input
+from tests.rlhf_core.stages.context import LocalContext, local_input, wait_for_checkpoint
 from tests.rlhf_core.stages.supervised_runs import context_of
 from tests.rlhf_core.stages.vision_runs import RL, ROLLOUT, made, rows, valid
 
@@ -58,7 +71,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Input:
     return local_input(output.folder, Kind.DATASET)
 
 
-def run(folder: Path, inputs: dict[str, Input], **settings: Any) -> LocalContext:
+def run(folder: Path, inputs: dict[str, Input], turns: int = 1, **settings: Any) -> LocalContext:
     """Two completions of each prompt, `red` or `blue` by their seeds."""
     folder.mkdir(exist_ok=True)
     (folder / "shows.py").write_text(SHOWS)
@@ -68,7 +81,7 @@ def run(folder: Path, inputs: dict[str, Input], **settings: Any) -> LocalContext
         return [tokenizer.convert_tokens_to_ids(("red", "blue")[(seed or 0) % 2]), tokenizer.eos_token_id]
 
     context = replace(context_of(folder / "work", inputs), user_files_root=folder)
-    shows = {"type": "function", "path": "shows.py", "function": "Shows", "max_turns": 1}
+    shows = {"type": "function", "path": "shows.py", "function": "Shows", "max_turns": turns}
     config = {
         **RL, "steps": 1, "prompts_per_step": 5, "environment": shows, "rollout": {**ROLLOUT, "max_images": 2},
         "probe_tolerance": 100.0, "grpo": {**RL["grpo"], "group_size": 2, "mismatch": None}, **settings,
@@ -94,3 +107,47 @@ def test_kept_rollouts_have_the_images_of_rows_and_of_the_environment(
     )
     assert {digest for row in read_rows(best.folder) for digest in images_of(row["messages"])} == asked
     assert {path.name for path in (best.folder / "images").iterdir()} == asked
+
+
+def test_images_that_wait_in_a_checkpoint_are_trained_on_by_another_node(
+    model: Input, prompts: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed while episodes of two turns wait, whose second one shows an image."""
+    step, describe, trained = Loop._step, loop.describe, list[list[Trajectory]]()
+
+    def killed(ours: Loop, number: int) -> dict[str, float]:
+        if number == 1 and not resumed:
+            raise KeyboardInterrupt
+        metrics = step(ours, number)
+        assert isinstance(ours.collector, AsyncCollector)
+        while not resumed and len(ours.collector._ready) < 2:
+            time.sleep(0.05)
+        return metrics
+
+    def seen(trajectories: Sequence[Trajectory], experience: Any) -> dict[str, float]:
+        trained.append(list(trajectories))
+        return describe(trajectories, experience)
+
+    monkeypatch.setattr(Loop, "_step", killed)
+    monkeypatch.setattr(loop, "describe", seen)
+    settings = {
+        "turns": 2, "steps": 2, "prompts_per_step": 2, "asynchronous": {"max_lag": 2}, "checkpoint": {"every_steps": 1},
+        "rollout": {**ROLLOUT, "max_images": 2, "repeatable": False},
+    }  # fmt: skip
+    inputs, resumed = {"model": model, "dataset": prompts}, False
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, inputs, **settings)
+    wait_for_checkpoint()
+    checkpoints = LocalContext(tmp_path / "work").checkpoints
+    newest = next(iter(checkpoints.newest()))
+    assert isinstance(newest, Checkpoint)
+    waiting = json.loads(checkpoints.read(newest, DRIVER))["collector"]["ready"]
+    shutil.rmtree(tmp_path / "work" / "shown_images")
+    resumed = True
+    run(tmp_path, inputs, **settings)
+    restored = [values for _, _, group in waiting[:2] for values in group]
+    assert [json.loads(json.dumps(stored(trajectory))) for trajectory in trained[1]] == restored
+    assert {len(trajectory.feedback_images) for trajectory in trained[1]} == {1}
+    for trajectory in trained[1]:
+        (shown,) = trajectory.feedback_images
+        assert hashlib.sha256(Path(shown.path).read_bytes()).hexdigest() == Path(shown.path).name
