@@ -150,8 +150,18 @@ class TokenSequence(EpisodeTokens):
     def is_prefix_of(self, call: Call) -> bool:
         """Return whether the call's prompt begins with this sequence: equal tokens, and equal images."""
         length = len(self.token_ids)
-        within = [image for image in call.images if image.start < length]
-        return call.prompt[:length] == tuple(self.token_ids) and within == self.images
+        return call.prompt[:length] == tuple(self.token_ids) and self._has_images_of(call, length)
+
+    def is_prompt_of(self, call: Call) -> bool:
+        """Return whether the call's prompt is this sequence, in which tokens after the last call may be of images."""
+        end = 0
+        if self.calls:
+            end = len(self.calls[-1].prompt) + len(self.calls[-1].completion.token_ids)
+        return call.prompt == tuple(self.token_ids) and self._has_images_of(call, end)
+
+    def _has_images_of(self, call: Call, length: int) -> bool:
+        """Return whether the call's images among the first `length` tokens are those of this sequence."""
+        return [image for image in call.images if image.start < length] == self.images
 
 
 def joined(calls: Sequence[Call]) -> list[TokenSequence]:
@@ -208,8 +218,9 @@ def _add_segment(sequence: TokenSequence, segment: Any, calls: dict[int, Call], 
                 raise EpisodeError(f"{where} has reply {number}, which there is not, or is in a sequence already")
             if tokens != list(call.completion.token_ids):
                 raise EpisodeError(f"{where} has other tokens as reply {number} than the engine sampled")
-            if tuple(sequence.token_ids) != call.prompt or call.images:
-                raise EpisodeError(f"{where} has reply {number} after other tokens than it was sampled after")
+            if not sequence.is_prompt_of(call):
+                raise EpisodeError(f"{where} has reply {number} after other tokens or images than it was sampled after")
+            sequence.images = list(call.images)  # of the record: a program's segments are tokens alone
             sequence.add_call(call)
         case _:
             raise EpisodeError(f"{where} has the segment {segment!r:.200}, expected a list of tokens or a reply")

@@ -19,7 +19,7 @@ from rlhf_core.episodes.programs import play_program
 from rlhf_core.episodes.stops import until_stop
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engine import Request, SamplingParameters
-from rlhf_core.types import Completion, FinishReason, Prompt, Stretch, Trajectory
+from rlhf_core.types import Completion, FinishReason, Prompt, SequenceImage, Stretch, Trajectory
 
 SAMPLING = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=6, stop_token_ids=(0,))
 
@@ -127,7 +127,7 @@ def test_a_program_chooses_what_trains() -> None:
         ("all", "it returned the sequences 'all'"),
         (["all"], "sequence 0 that it returned is str, expected a list of segments"),
         ([[{"given": [1, 2]}, {"call": 0, "token_ids": [4]}]], "other tokens as reply 0 than the engine sampled"),
-        ([[{"given": [1]}, {"call": 0, "token_ids": [3]}]], "reply 0 after other tokens than it was sampled after"),
+        ([[{"given": [1]}, {"call": 0, "token_ids": [3]}]], "reply 0 after other tokens or images than it was sampled"),
         ([[{"given": [1, 2]}, {"call": 7, "token_ids": [3]}]], "has reply 7, which there is not"),
         ([[{"given": [1, 2]}, {"call": 0, "token_ids": [3]}]] * 2, "has reply 0, which there is not, or is in a seq"),
         ([[{"given": [1, 2]}]], "does not end with a reply"),
@@ -141,6 +141,21 @@ def test_what_the_record_does_not_say_is_refused(sequences: Any, problem: str) -
     with pytest.raises(EpisodeError) as raised:
         chosen(CALLS, sequences)
     assert problem in str(raised.value)
+
+
+def test_images_of_chosen_replies_are_those_of_the_record() -> None:
+    """Also of one that a program has placed between two replies; another image at the same tokens is another prompt."""
+    red, blue = SequenceImage("folder/red", 0, 2), SequenceImage("folder/blue", 4, 1)
+    first = replace(call(0, [7, 7, 1], [2]), images=(red,))
+    later = replace(call(1, [7, 7, 1, 2, 7, 3], [4]), images=(red, blue))
+    told = [{"given": [7, 7, 1]}, {"call": 0, "token_ids": [2]}, {"given": [7, 3]}, {"call": 1, "token_ids": [4]}]
+    (sequence,) = chosen([first, later], [told])
+    assert (list(sequence.token_ids), sequence.images) == ([7, 7, 1, 2, 7, 3, 4], [red, blue])
+    made = trajectory_of([sequence], Prompt("row", "text", (9,), {}), LETTERS.decode, 0.0)
+    assert (made.prompt.images, made.feedback_images) == ((red,), (blue,))
+    of_another = replace(later, images=(replace(red, path="folder/green"), blue))
+    with pytest.raises(EpisodeError, match="reply 1 after other tokens or images than it was sampled after"):
+        chosen([first, of_another], [told])
 
 
 def test_a_reply_ends_where_it_has_a_stop_text() -> None:
