@@ -7,7 +7,6 @@ Started by hosting.py.
 from __future__ import annotations
 
 import asyncio
-import base64
 import inspect
 import json
 import os
@@ -30,6 +29,7 @@ from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.processes.engine_handle import EngineHandle, claimed
 from rlhf_core.processes.fork_server import ForkServer, Request, received_files
 from rlhf_core.processes.function_process import check_signature
+from rlhf_core.processes.json_values import as_json
 from rlhf_core.processes.lines import open_pipes, received
 from rlhf_core.processes.program_forms import PROGRAMS, player_of, prepare
 from rlhf_core.processes.user_code import (
@@ -40,7 +40,6 @@ from rlhf_core.processes.user_code import (
     run_file,
     user_error,
 )
-from rlhf_core.system.image_decoding import encoded_image
 from rlhf_core.system.terminal import is_lent
 
 _SHOWN_OUTPUT = 64 * 1024  # bytes that an episode may print to the log
@@ -157,7 +156,7 @@ def _play(connection: socket.socket, function: Callable[..., Any], memory_gib: f
                     case {"executor": arguments}:
                         engine = EngineHandle(connection, requests)
                         value = claimed(_called(runner, partial(function, engine, **arguments)))
-                answer = json.dumps({"value": value}, default=_as_json)
+                answer = json.dumps({"value": value}, default=as_json)
             except (Exception, SystemExit) as error:  # the user's code may raise anything
                 answer = json.dumps({"error": user_error(error)})
             with suppress(ConnectionError):  # nothing listens any more, which `received` notices
@@ -183,17 +182,6 @@ def _seed(seed: int) -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(seed)
         torch.set_num_threads(1)  # a fork has not the threads of OpenMP that its parent may have started
-
-
-def _as_json(value: Any) -> Any:
-    """Convert a number of numpy or torch to JSON, and an image, file bytes or PIL, to a data URL."""
-    if hasattr(value, "save") and hasattr(value, "convert"):
-        value = encoded_image(value)
-    if isinstance(value, bytes):
-        return f"data:image/png;base64,{base64.b64encode(value).decode()}"
-    with suppress(AttributeError, ValueError, RuntimeError):  # it is none, or several
-        return value.item()
-    raise TypeError(f"{type(value).__name__} is no text, number, list, mapping or image")
 
 
 if __name__ == "__main__":
