@@ -18,6 +18,8 @@ _ENDING_SECONDS = 2.0  # that the server has to learn that a fork has ended
 class ForkedProcess:
     """A fork from `begin` to `close`. `control` is this process's end of the server's socket."""
 
+    longest_line = LONGEST_LINE
+
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -29,7 +31,7 @@ class ForkedProcess:
         self._lifeline, its = socket.socketpair()
         self._lifeline.setblocking(False)
         with child_end, its:
-            self._streams = await asyncio.open_connection(sock=parent_end, limit=LONGEST_LINE)
+            self._streams = await asyncio.open_connection(sock=parent_end, limit=self.longest_line)
             with suppress(OSError):
                 socket.send_fds(self._control, [b"f"], [child_end.fileno(), its.fileno()])
 
@@ -46,12 +48,16 @@ class ForkedProcess:
     async def receive(self) -> Any:
         """Return the next message.
 
-        Raises ProcessError if there is none, LimitOverrunError if it exceeds LONGEST_LINE, ValueError if it is not
-        JSON.
+        Raises ProcessError if there is none, LimitOverrunError if it exceeds `longest_line`, ValueError if it is
+        not JSON.
         """
+        return json.loads(await self.line())
+
+    async def line(self) -> bytes:
+        """Return the next message as it was sent. Raises as `receive` does."""
         assert self._streams is not None
         try:
-            return json.loads(await self._streams[0].readuntil(b"\n"))
+            return await self._streams[0].readuntil(b"\n")
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise await self._ended() from error
 

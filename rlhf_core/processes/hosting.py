@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 import socket
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from rlhf_core.processes.user_code import CodeKind
 from rlhf_core.processes.user_process import UserFunction, UserProcess
 
 _OPEN_FILES = 65_536
+_DATA_URL = re.compile(rb"data:image/[\w.+-]+;base64,[A-Za-z0-9+/=]*")
 
 
 class EpisodeHost:
@@ -58,11 +60,19 @@ class EpisodeHost:
 class EpisodeProcess(ForkedProcess):
     """The process of one episode. Its failures are EpisodeErrors."""
 
+    longest_line = 2**26  # with images; of all other text a message has LONGEST_LINE bytes at most
+
     async def send(self, message: Mapping[str, Any]) -> None:
         try:
             await super().send(message)
         except ProcessError as error:
             raise _dead(error) from error
+
+    async def line(self) -> bytes:
+        line = await super().line()
+        if len(line) > LONGEST_LINE and len(_DATA_URL.sub(b"", line)) > LONGEST_LINE:
+            raise asyncio.LimitOverrunError("a message is too long without its images", len(line))
+        return line
 
     async def receive(self) -> dict[str, Any]:
         """Return the next message. Raises EpisodeError also if the user's code has raised an error."""
@@ -73,7 +83,10 @@ class EpisodeProcess(ForkedProcess):
         except ValueError as error:
             raise _no_answer() from error
         except asyncio.LimitOverrunError as error:
-            raise EpisodeError(f"it answered with more than {LONGEST_LINE // 2**20} MiB") from error
+            raise EpisodeError(
+                f"it answered with more than {LONGEST_LINE // 2**20} MiB of text, or {self.longest_line // 2**20} MiB "
+                "with images"
+            ) from error
         if not isinstance(message, dict):
             raise _no_answer()
         if "error" in message:

@@ -73,6 +73,9 @@ class Environment:
     def answers_at_length(self):
         return {"messages": [{"role": "user", "content": "x " * 2**20}]}
 
+    def shows_a_large_image(self):
+        return {"messages": [{"role": "user", "content": [{"type": "image", "image": b"." * 2**20}]}]}
+
     def leaves_a_process(self):
         left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
         return {"messages": [{"role": "user", "content": str(left.pid)}]}

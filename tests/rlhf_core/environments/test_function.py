@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_an_object_for_each_episode_and_what_it_says(hostile: FunctionHost) -> N
             "step() returned 'message'; what is read are `messages`, `reward`, `done`, `max_tokens`",
         ),
         ("returns_an_object", "TypeError: object is no text, number, list, mapping or image"),
-        ("answers_at_length", "it answered with more than 1 MiB"),
+        ("answers_at_length", "it answered with more than 1 MiB of text, or 64 MiB with images"),
         ("crashes", "its process was ended by signal 11 (SIGSEGV), a crash in compiled code"),
         ("closes_everything", "before it answered, its process ended with status 1"),
     ],
@@ -94,6 +95,13 @@ def test_a_failure_is_told_and_touches_no_other_episode(hostile: FunctionHost, r
     assert first == last == FINE
     assert failing[:2] == FINE[:2]
     assert problem in failing[2]
+
+
+def test_an_image_may_be_larger_than_the_text_of_an_answer(hostile: FunctionHost) -> None:
+    _, feedback = asyncio.run(said(hostile.new(), "shows_a_large_image"))
+    assert isinstance(feedback, Feedback)
+    ((part,),) = (message["content"] for message in feedback.messages)
+    assert part == {"type": "image", "image": "data:image/png;base64," + base64.b64encode(b"." * 2**20).decode()}
 
 
 def test_a_turn_may_bound_the_reply_to_it() -> None:
