@@ -62,6 +62,7 @@ class ShownImages:
         """processor: the policy's. folder: keeps the images, may be that of a killed job. most: images an episode."""
         folder.mkdir(exist_ok=True)
         self._folder = folder
+        self.tokens = frozenset((processor.image_token_id, processor.feature_token_id))
         self._reader = ImageReader(ImagesConfig(), None, folder)
         self._rows = RowImages(processor, folder, most)
 
@@ -77,8 +78,16 @@ class ShownImages:
             for digest in digests:
                 self._keep(digest, prompt)
             return dict(message)
+        return self.message(message)
+
+    def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `message`, whose content is a list of parts, as in canonical rows. Raises RowError as `canonical`."""
         (read,) = read_messages(self._reader({"messages": [message]})["messages"], "messages")
         return read
+
+    def require_few(self, count: int) -> None:
+        """Raise ConversationError if a sequence has more images than engines accept."""
+        self._rows.require_few(count)
 
     def read(self, value: Any, place: str) -> str:
         """Read and keep the image `value`, in any form that a row allows; return the file's SHA-256.

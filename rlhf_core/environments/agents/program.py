@@ -52,6 +52,19 @@ NO_OPTIONS = CallOptions()
 class Images(Protocol):
     """Images in the prompts of a program."""
 
+    @property
+    def tokens(self) -> frozenset[int]:
+        """The tokens that stand for images."""
+
+    def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `message`, whose content is a list of parts, as in canonical rows, with its images read and kept.
+
+        Raises RowError, which names the place, for an invalid image or message.
+        """
+
+    def require_few(self, count: int) -> None:
+        """Raise ConversationError if a sequence has more images than engines accept."""
+
     def read(self, value: Any, place: str) -> str:
         """Read and keep the image `value`; return the file's SHA-256.
 
