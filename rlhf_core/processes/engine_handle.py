@@ -6,11 +6,13 @@ import asyncio
 import itertools
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock, Thread
 from typing import Any
+
+from rlhf_core.processes.json_values import as_json
 
 
 class RefusedCallError(ValueError):
@@ -19,6 +21,35 @@ class RefusedCallError(ValueError):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class Tokens(list[int]):
+    """Tokens, and the images among them. `+` keeps these; other lists made of the tokens have none."""
+
+    def __init__(self, token_ids: Iterable[int] = (), images: Iterable[Sequence[int]] = ()) -> None:
+        """images: of each its number in the episode, and the index of its first token."""
+        super().__init__(token_ids)
+        self.images = [(number, start) for number, start in images]
+
+    def __add__(self, others: list[int]) -> Tokens:  # type: ignore[override]  # no list of other things
+        return _joined(self, others)
+
+    def __radd__(self, others: list[int]) -> Tokens:
+        return _joined(others, self)
+
+    def __iadd__(self, others: Iterable[int]) -> Tokens:  # type: ignore[override]
+        self.images += [(number, len(self) + start) for number, start in _images_of(others)]
+        self.extend(others)
+        return self
+
+
+def _images_of(token_ids: object) -> list[tuple[int, int]]:
+    return token_ids.images if isinstance(token_ids, Tokens) else []
+
+
+def _joined(first: list[int], second: list[int]) -> Tokens:
+    moved = [(number, len(first) + start) for number, start in _images_of(second)]
+    return Tokens([*first, *second], [*_images_of(first), *moved])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +82,7 @@ class EngineHandle:
         temperature: float | None = None,
         top_p: float | None = None,
     ) -> Reply:
-        """Sample a completion after the tokens.
+        """Sample a completion after the tokens, and the images that they have.
 
         max_tokens: none for `sampling.max_tokens`. stop: the completion ends with the token that completes one of these
         texts. temperature, top_p: none for those of the run; a greedy run stays greedy.
@@ -59,18 +90,20 @@ class EngineHandle:
         """
         request = {
             "token_ids": list(token_ids), "max_tokens": max_tokens, "stop": list(stop), "temperature": temperature,
-            "top_p": top_p,
+            "top_p": top_p, "images": _images_of(token_ids),
         }  # fmt: skip
         return Reply(**await self._request("generate", request))
 
-    async def encode(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[int]:
-        """Tokenize messages with the policy's chat template and generation prompt."""
-        tokens: list[int] = await self._request("encode", {"messages": list(messages), "tools": tools})
+    async def encode(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> Tokens:
+        """Tokenize messages, which may show images, with the policy's chat template and generation prompt."""
+        tokens: Tokens = await self._request("encode", {"messages": list(messages), "tools": tools})
         return tokens
 
-    async def tokenize(self, text: str) -> list[int]:
-        """Tokenize a text alone, without special tokens."""
-        tokens: list[int] = await self._request("tokenize", {"text": text})
+    async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> Tokens:
+        """Tokenize a text alone, without special tokens. text: or a list of parts, as the content of a message that
+        shows images.
+        """
+        tokens: Tokens = await self._request("tokenize", {"text": text})
         return tokens
 
     async def decode(self, token_ids: Sequence[int]) -> str:
@@ -85,11 +118,11 @@ class EngineHandle:
 
     def blocking(self, method: str, arguments: Mapping[str, Any]) -> Any:
         """Return the answer to a request, for code that cannot await: concurrent calls wait."""
-        return _answer_of(self._send(method, arguments).result())
+        return _answer_of(method, self._send(method, arguments).result())
 
     async def _request(self, method: str, arguments: Mapping[str, Any]) -> Any:
         sent = await asyncio.get_running_loop().run_in_executor(None, self._send, method, arguments)
-        return _answer_of(await asyncio.wrap_future(sent))
+        return _answer_of(method, await asyncio.wrap_future(sent))
 
     def _send(self, method: str, arguments: Mapping[str, Any]) -> Future[Mapping[str, Any]]:
         future: Future[Mapping[str, Any]] = Future()
@@ -99,8 +132,8 @@ class EngineHandle:
                 self._reading.start()
             number = next(self._numbers)
             self._waiting[number] = future
-            line = json.dumps({"ask": method, "number": number, "arguments": arguments}).encode() + b"\n"
-            self._connection.sendall(line)
+            request = {"ask": method, "number": number, "arguments": arguments}
+            self._connection.sendall(json.dumps(request, default=as_json).encode() + b"\n")
         return future
 
     def _read(self) -> None:
@@ -110,10 +143,10 @@ class EngineHandle:
                 future.set_result(answer)
 
 
-def _answer_of(answer: Mapping[str, Any]) -> Any:
+def _answer_of(method: str, answer: Mapping[str, Any]) -> Any:
     if "refused" in answer:
         raise RefusedCallError(answer["refused"], answer["code"])
-    return answer["answer"]
+    return Tokens(**answer["answer"]) if method in ("encode", "tokenize") else answer["answer"]
 
 
 def claimed(value: Any) -> Any:

@@ -299,7 +299,7 @@ class ExecutorEnvironment(ProgramConfig):
 
     @property
     def reads_images(self) -> bool:
-        return False  # it only requests replies to tokens
+        return self.form == "alignment"  # OpenRLHF's have a prompt of text
 
 
 def require_concurrent(environment: AnyEnvironment, rollout: RolloutEngineConfig) -> None:

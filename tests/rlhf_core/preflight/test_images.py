@@ -62,14 +62,20 @@ def test_flex_attention_is_for_text(problems: Problems) -> None:
 def playing(kind: str, *, row: str | None = None, **settings: Any) -> Change:
     """A program of the user's plays the episodes; with `row` those of rows without images, beside rows with images,
     whose environment is `row`."""
-    parameters = {"agent": "row, base_url, api_key", "executor": "engine, row"}[kind]
+    files = {
+        "agent": "def run(row, base_url, api_key):\n    return 1.0\n",
+        "executor": "def run(engine, row):\n    return 1.0\n",
+        "openrlhf": "class Agent:\n    async def step(self, states, **kwargs):\n        return {}\n",
+    }
     environment: Any = {"type": kind, "path": "plays.py"}
+    if kind == "openrlhf":
+        environment |= {"type": "executor", "form": kind, "function": "Agent"}
     if row is not None:
         environment = {"type": "by_row", "choices": {"single": {"type": "single_turn"}, "program": environment}}
     shows, tells = {"prompt": "colour?", "answer": "red"}, {"prompt": "1 + 1?", "answer": "2", "environment": "program"}
     return seeing(
         file("prompts.jsonl", "\n".join(map(json.dumps, [tells, {**shows, "environment": row, "image": IMAGE}]))),
-        file("plays.py", f"def run({parameters}):\n    return 1.0\n"),
+        file("plays.py", files[kind]),
         put("rl", "environment", value=environment),
         put("rl", "rollout", "repeatable", value=False),
         put("rl", "grpo", "mismatch", value=None),
@@ -77,18 +83,19 @@ def playing(kind: str, *, row: str | None = None, **settings: Any) -> Change:
     )
 
 
-def test_an_agent_is_given_the_images_of_its_row(problems: Problems) -> None:
-    assert problems(playing("agent")) == []
-    assert problems(playing("agent", asynchronous={"max_lag": 1})) == []
-
-
 @pytest.mark.parametrize("kind", ["agent", "executor"])
+def test_programs_are_given_the_images_of_their_rows(problems: Problems, kind: str) -> None:
+    assert problems(playing(kind)) == []
+    assert problems(playing(kind, asynchronous={"max_lag": 1})) == []
+
+
+@pytest.mark.parametrize("kind", ["agent", "openrlhf"])
 def test_what_cannot_show_images_plays_the_rows_without_beside_others_with_them(problems: Problems, kind: str) -> None:
     assert problems(playing(kind, row="single", asynchronous={"max_lag": 1})) == []
 
 
 def test_rows_whose_environment_there_is_not_are_one_problem(problems: Problems) -> None:
-    assert [each[:60] for each in problems(playing("executor", row="singel"))] == [
+    assert [each[:60] for each in problems(playing("openrlhf", row="singel"))] == [
         "rl.environment: `environment` is 'singel', but there is no such environment (did you mean `single`?)"[:60]
     ]
 
@@ -128,11 +135,11 @@ def test_images_go_on_to_what_is_made_of_completions(problems: Problems) -> None
             "sampled.dataset: prompts.jsonl line 1 in `data.prompts` has images, and sampled.rewards.taste reads text",
         ),
         (
-            playing("executor"),
+            playing("openrlhf"),
             "rl.dataset: prompts.jsonl line 2 in `data.prompts` has images, and rl.environment reads text alone: leave",
         ),
         (
-            playing("executor", row="program"),
+            playing("openrlhf", row="program"),
             "rl.dataset: prompts.jsonl line 2 in `data.prompts` has images, and rl.environment reads text alone: leave",
         ),
         (

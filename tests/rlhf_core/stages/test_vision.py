@@ -242,8 +242,9 @@ def test_models_of_text_refuse_images(model: Input, talks: Input, prompts: Input
         reading = {**asked, "grpo.rewards.taste.model": scalar_folder(judge, tmp_path / judge.name / "judge")}
         with pytest.raises(StageError, match=rf"grpo.rewards.taste: {problem}"):
             rl.run(valid(RLConfig, {**RL, "grpo": judged}), reading, context_of(tmp_path / "rl", reading), no_cluster)
-    (tmp_path / "plays.py").write_text("def run(engine, row): ...")
-    playing = {"environment": {"type": "executor", "path": "plays.py"}, "rollout": {**ROLLOUT, "repeatable": False}}
+    (tmp_path / "plays.py").write_text("class Agent:\n    async def step(self, states, **kwargs): ...")
+    agent = {"type": "executor", "form": "openrlhf", "path": "plays.py", "function": "Agent"}
+    playing = {"environment": agent, "rollout": {**ROLLOUT, "repeatable": False}}
     played = replace(context_of(tmp_path / "plays", asked), user_files_root=tmp_path)
     with pytest.raises(StageError, match=r"row .* has images, and environment reads text alone"):
         rl.run(valid(RLConfig, {**RL, **playing}), asked, played, no_cluster)
@@ -409,6 +410,54 @@ def test_what_an_agent_shows_is_sampled_from_and_trained(
     assert {(len(t.prompt.images), len(t.feedback_images)) for t in seen} == {(1, 1)}
     assert {tuple(len(branch.images) for branch in t.branches) for t in seen} == {(1,)}
     assert sum(t.environment_reward for t in seen) > 0.8 * len(seen)  # SFT has learned to look, in one turn
+    require_log_probs_of_the_engine(seen, policy.folder, temperature=0.3)
+
+
+EXECUTOR = """
+from PIL import Image, ImageDraw
+
+
+def picture(colour):
+    shown = Image.new("RGB", (40, 30), "white")
+    ImageDraw.Draw(shown).rectangle((5, 5, 32, 22), fill=colour)
+    return {"type": "image", "image": shown}
+
+
+async def run(engine, row):
+    other = "blue" if row["answer"] == "red" else "red"
+    asked = row["prompt"]
+    if not isinstance(asked[0]["content"], list):
+        asked = [{"role": "user", "content": [picture(row["answer"]), {"type": "text", "text": "colour?"}]}]
+    prompt = await engine.encode(asked)
+    first = await engine.generate(prompt)
+    again = await engine.encode([{"role": "user", "content": [picture(other), {"type": "text", "text": "colour?"}]}])
+    second = await engine.generate(prompt + first.token_ids + again)
+    return {"reward": float(first.text == row["answer"]), "sequences": [[prompt, first, again, second]]}
+"""
+
+
+@pytest.mark.endurance("architectures")
+@pytest.mark.timeout(300)
+@pytest.mark.slow("RL of a vision model with vLLM")
+def test_what_an_executor_shows_is_sampled_from_and_trained(
+    trained: Output, in_process: InProcessCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two images in a sequence of tokens; the first is the row's, where it has one."""
+    policy = local_input(trained.folder, Kind.POLICY)
+    dataset = local_input(made(tmp_path / "few", "prompts", rows(5)[1:]).folder, Kind.DATASET)
+    inputs = {"model": policy, "dataset": dataset}
+    (tmp_path / "plays.py").write_text(EXECUTOR)
+    context = replace(context_of(tmp_path / "work", inputs), user_files_root=tmp_path)
+    seen = recorded(monkeypatch)
+    settings = {
+        **RL, "steps": 1, "prompts_per_step": 4, "environment": {"type": "executor", "path": "plays.py"},
+        "grpo": {**RL["grpo"], "rewards": {"seen": {"type": "environment"}}},
+        "rollout": {**ROLLOUT, "max_images": 2, "repeatable": False},
+        "sampling": {**RL["sampling"], "temperature": 0.3},
+    }  # fmt: skip
+    rl.run(valid(RLConfig, settings), inputs, context, in_process)
+    assert {(len(t.prompt.images), len(t.feedback_images), len(t.branches)) for t in seen} == {(1, 1, 0)}
+    assert sum(t.environment_reward for t in seen) > 0.8 * len(seen)  # SFT has learned to look
     require_log_probs_of_the_engine(seen, policy.folder, temperature=0.3)
 
 
