@@ -30,6 +30,11 @@ class Sharding(Protocol):
         """Replace the whole `parameter`, in place, by this rank's share of it."""
 
 
+def is_divided(parameter: Tensor) -> bool:
+    """Return whether ranks have a share of the parameter each, which a forward of its module gathers."""
+    return hasattr(parameter, "ds_id")
+
+
 def full_shape(parameter: Tensor) -> torch.Size:
     """The shape of the whole parameter, whether it is divided or not."""
     cut = cut_of(parameter)
@@ -45,8 +50,9 @@ def divided_as_loaded(folder: Path, sharding: Sharding) -> Iterator[dict[str, An
     """
 
     def divide(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        loaded = getattr(parameter, "_is_hf_initialized", False) and not hasattr(parameter, "ds_id")
-        if parameter is not None and loaded and not parameter.is_meta and getattr(module, "out_features", 0) != 1:
+        if parameter is None or is_divided(parameter) or not getattr(parameter, "_is_hf_initialized", False):
+            return
+        if not parameter.is_meta and getattr(module, "out_features", 0) != 1:
             sharding.divide(parameter)
 
     with ExitStack() as stack:

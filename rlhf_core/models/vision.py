@@ -15,6 +15,7 @@ from rlhf_core.mesh import current_mesh
 from rlhf_core.models.folders.folder import read_config
 from rlhf_core.models.folders.vision_models import VISION_MODELS, reads_images
 from rlhf_core.models.output_head import backbone
+from rlhf_core.models.sharded_loading import is_divided
 from rlhf_core.models.vision_models import ARCHITECTURES, ReadImage
 from rlhf_core.system.image_decoding import decoded_image
 from rlhf_core.types import PackedBatch, Pixels, SequenceImage
@@ -201,15 +202,16 @@ def layers_of(model: Any) -> nn.Module:
 
 
 def runs_encoder_always(model: Any) -> bool:
-    """Whether a batch without images needs the vision encoder, for a gradient of zero: where ranks sum their gradients,
-    each must have one of the same weights.
+    """Whether a batch without images needs the vision encoder.
+
+    Where ranks sum their gradients, each must have one of the same weights, if only of zero. Where ZeRO 3 divides
+    weights, all ranks must gather the same ones in every forward.
     """
-    if not torch.is_grad_enabled() or current_mesh().size == 1:
-        return False
-    if model.config.model_type not in VISION_MODELS:
+    if current_mesh().size == 1 or model.config.model_type not in VISION_MODELS:
         return False
     connectors = VISION_MODELS[model.config.model_type].connectors
-    return any(p.requires_grad for connector in connectors for p in model.get_submodule(connector).parameters())
+    parameters = [p for connector in connectors for p in model.get_submodule(connector).parameters()]
+    return any(is_divided(p) or (p.requires_grad and torch.is_grad_enabled()) for p in parameters)
 
 
 def image_features(model: Any, pixels: Pixels) -> Sequence[Tensor]:

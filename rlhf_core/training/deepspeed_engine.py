@@ -60,11 +60,6 @@ class DeepSpeedEngine:
         dropout: as configured in the model and its adapter; False: updates compute the same as forwards."""
         if not dist.is_initialized():
             raise RuntimeError("call rlhf_core.training.distributed.join_group before building an engine")
-        if engine.zero_stage == 3 and isinstance(model, PackedModel) and model.reads_images:
-            raise StageError(
-                "engine.zero_stage is 3, but this model reads images: a rank whose sequences have none would gather "
-                "other weights than the others; set 2"
-            )
         self.module = model
         self._config = engine
         self._optimizer_config = optimizer

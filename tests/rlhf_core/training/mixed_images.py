@@ -1,8 +1,8 @@
-"""Sequences with images among others without, and SFT on them: of test_two_ranks.py, on one rank and on two."""
+"""Sequences with images among others without, and SFT on them: of test_two_ranks.py and test_vision_ranks.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ SPLITS: dict[str, tuple[dict[str, Any], int]] = {
     "plain": ({"zero_stage": 0}, 18),
     "checkpointed": ({"zero_stage": 1, "gradient_checkpointing": True}, 18),
     "frozen": ({"zero_stage": 2, "freeze_vision": True}, 18),
+    "sharded": ({"zero_stage": 3}, 18),
+    "sharded and frozen": ({"zero_stage": 3, "freeze_vision": True, "gradient_checkpointing": True}, 18),
 }
 
 
@@ -41,6 +43,7 @@ class Trained:
     engine: DeepSpeedEngine
     losses: list[float]  # of each step
     pictures: list[int]  # tiles of each micro-batch of this rank
+    batches: Sequence[PackedBatch]  # these
 
 
 def picture_and_text(folder: Path) -> list[PackedBatch]:
@@ -69,7 +72,14 @@ def with_pictures(folder: Path, given: list[tuple[list[str], int]], *, trained: 
 
 
 def trained_on_images(
-    folder: Path, work: Path, settings: Mapping[str, Any], *, rank: int = 0, ranks: int = 1, tokens: int = WHOLE
+    folder: Path,
+    work: Path,
+    settings: Mapping[str, Any],
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    tokens: int = WHOLE,
+    optimizer: OptimizerConfig = OPTIMIZER,
 ) -> Trained:
     """SFT on MIXED by this rank of `ranks`. settings: of its engine. tokens: of a micro-batch, at most.
 
@@ -78,7 +88,7 @@ def trained_on_images(
     """
     model = local_input(folder / "vision" / "model", Kind.POLICY)
     config = SFTConfig.model_validate({
-        "dataset": "d", "batch_size": len(MIXED), "max_length": 64, "optimizer": OPTIMIZER,
+        "dataset": "d", "batch_size": len(MIXED), "max_length": 64, "optimizer": optimizer,
         "engine": {"dtype": "float32", "tokens_per_micro_batch": tokens, **settings},
     })  # fmt: skip
     context = LocalContext(work, given_seed=3, artifacts={model.manifest.ref.path: model})
@@ -88,7 +98,7 @@ def trained_on_images(
     shard = divide(with_pictures(folder, MIXED, trained=2), ranks, tokens)[rank]
     losses = [step.means["loss"] for step in worker.train([shard] * STEPS)]
     pictures = [0 if part.pixels is None else len(part.pixels.values) for part in shard.micro_batches]
-    return Trained(worker.engine, losses, pictures)
+    return Trained(worker.engine, losses, pictures, shard.micro_batches)
 
 
 def _small_buckets(engine: EngineConfig, optimizer: OptimizerConfig | None, parameters: int) -> dict[str, Any]:
