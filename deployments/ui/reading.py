@@ -144,8 +144,10 @@ class StoreReader:
         return steps, logged
 
     def image(self, node: NodeView, sha256: str) -> bytes | None:
-        """Return an image of a dataset's rows, or of logged rollouts; None if there is none of this name."""
-        if node.manifest is not None and node.manifest.kind == Kind.DATASET:
+        """Return an image of the rows that a stage has made or evaluated on, or of logged rollouts; None if there is
+        none of this name.
+        """
+        if node.manifest is not None and node.manifest.kind in (Kind.DATASET, Kind.EVALUATION):
             return self.file(node, f"{DATASET_IMAGES}/{sha256}")
         return self._rollouts(node, f"{IMAGES_FOLDER}/{sha256}")
 

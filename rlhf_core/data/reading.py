@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +119,24 @@ def write_dataset(
 
     write_rows(folder, texts())
     counted = {"images": len(named)} if named else {}
-    if named:
+    copy_images(named, folder, images_from)
+    write_info(folder, {**{name: value for name, value in info.items() if name != "images"}, **counted})
+    return counted
+
+
+def copy_images(digests: Collection[str], folder: Path, images_from: Sequence[Path]) -> None:
+    """Copy the files of images, named by their SHA-256, to the artifact in `folder`. images_from: folders with them.
+
+    Raises StageError if one is missing.
+    """
+    if digests:
         (folder / IMAGES_FOLDER).mkdir()
-    for digest in sorted(named):
+    for digest in sorted(digests):
         file = next((path for each in images_from if (path := each / digest).is_file()), None)
         if file is None:
             places = ", ".join(map(str, images_from)) or "any dataset"
             raise StageError(f"a row has the image {digest}, whose file is not in {places}")
         shutil.copyfile(file, folder / IMAGES_FOLDER / digest)
-    write_info(folder, {**{name: value for name, value in info.items() if name != "images"}, **counted})
-    return counted
 
 
 def write_rows(folder: Path, rows: Iterable[tuple[str, str]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from rlhf_core.evaluation.summary import uniformity
 from rlhf_core.report.formatting import main_metrics
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, VERDICT_FILE, read_jsonl
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 Curves = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
 Answers = Mapping[str, list[dict[str, Any]]]  # node, or model -> the rows of its evaluation
 
@@ -41,6 +43,7 @@ class SampleRow:
     answer: str
     completions: dict[str, tuple[str, float]]  # model -> greedy completion, main score
     change: float  # the main score of the last model minus that of the first; 0 with one model
+    images: tuple[str, ...] = ()  # of the prompt, by their SHA-256: files of the set's `node`
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class EvaluationSet:
     """Evaluations of the same prompts by the same scorers, the only ones that are comparable."""
 
     name: str  # of the stages
+    node: str  # of its first evaluation
     prompts: int
     evaluations: dict[str, dict[str, Any]]  # model -> the evaluation manifest's metrics
     blank: dict[str, str]  # model -> how many of its completions are blank, where any model has such
@@ -173,6 +177,7 @@ def _set(nodes: Mapping[str, Input], comparable: Answers, samples: int) -> Evalu
     notes = [f"{model}: {note}" for model, of_model in answers.items() if (note := _uniformity(of_model))]
     return EvaluationSet(
         name=", ".join(stages),
+        node=next(iter(comparable)),
         prompts=len(next(iter(answers.values()))),
         evaluations={labels[name]: _metrics(nodes[name]) for name in comparable},
         blank={model: f"{number} of {len(texts[model])}" for model, number in blank.items()}
@@ -266,7 +271,8 @@ def _sample_rows(answers: Answers) -> list[SampleRow]:
         completions = {m: (c["text"], float(next(iter(c["scores"].values())))) for m, c in greedy.items()}
         scores = [score for _, score in completions.values()]
         answer = "" if row.get("answer") is None else str(row["answer"])
-        samples.append(SampleRow(row["prompt"], answer, completions, scores[-1] - scores[0]))
+        images = tuple(each for each in row.get("images", ()) if isinstance(each, str) and _SHA256.fullmatch(each))
+        samples.append(SampleRow(row["prompt"], answer, completions, scores[-1] - scores[0], images))
     return samples
 
 

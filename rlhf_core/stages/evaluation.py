@@ -12,10 +12,18 @@ from typing import Any
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.chat.encoding import load_tokenizer
 from rlhf_core.chat.feedback import require_turns_follow
+from rlhf_core.chat.image_messages import images_of_row
 from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.prompts import fit_prompts
-from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_all_read, require_seen_by_all, row_policy
+from rlhf_core.data.reading import (
+    IMAGES_FOLDER,
+    copy_images,
+    read_rows,
+    require_all_read,
+    require_seen_by_all,
+    row_policy,
+)
 from rlhf_core.environments import open_environments, rows_to_play
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.episodes.shown_images import ShownImages
@@ -95,6 +103,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     results = summarise(answered, pass_at=config.pass_at, seed=context.seed)
     folder = context.workdir / "evaluation"
     write_evaluation(folder, results, map(_sample, prompts, answered))
+    copy_images({digest for p in prompts for digest in images_of_row(p.row)}, folder, (dataset / IMAGES_FOLDER,))
     metrics = {**flat_metrics(results, main_scorer=next(iter(config.scorers))), **fitted.metrics()}
     context.log(0, {**metrics, "sampling_seconds": sampling_seconds})
     return Output(
@@ -111,6 +120,7 @@ def _sample(prompt: Prompt, answer: Answered) -> dict[str, Any]:
         "prompt": prompt.text,
         "answer": prompt.row.get("answer"),
         "task": prompt.row.get("task"),
+        **({"images": images} if (images := images_of_row(prompt.row)) else {}),
         "completions": [
             {"text": c.text, "scores": c.scores, "tokens": c.tokens, "finish_reason": c.finish_reason}
             | ({} if c.messages is None else {"messages": c.messages})

@@ -21,6 +21,7 @@ from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.data.reading import row_text, write_dataset, write_rows
 from rlhf_core.errors import IntegrityError
+from rlhf_core.evaluation.stored import write_evaluation
 from rlhf_core.pipeline.record import NodeRecord
 from tests.deployments.ui.made_runs import publish, record, ref_of
 from tests.deployments.ui.served import browsing
@@ -351,6 +352,24 @@ def test_images_of_rows_are_shown_from_the_files_of_the_dataset(
     assert browser.get(f"/runs/made/data/images/{digest}").content == content
     assert browser.get(f"/runs/made/data/images/{'0' * 64}").status_code == 404
     assert view({"prompt": named}).messages[0]["images"] == []
+
+
+def test_images_of_an_evaluation_are_beside_its_samples(
+    browser: httpx.Client, store: LocalStore, tmp_path: Path
+) -> None:
+    content = picture("red")
+    digest = hashlib.sha256(content).hexdigest()
+    said = {"text": "red", "scores": {"exact": 1.0}, "finish_reason": "stop"}
+    sample = {"id": "r", "prompt": "colour?", "answer": "red", "images": [digest, "../x"], "completions": [said]}
+    write_evaluation(tmp_path / "e", {}, [sample])
+    (tmp_path / "e" / "images").mkdir()
+    (tmp_path / "e" / "images" / digest).write_bytes(content)
+    ref = ref_of("evaluation.sft", "evaluation")
+    publish(store, ref, tmp_path / "e", kind=Kind.EVALUATION, name="evaluation.sft", metrics={"pass@1": 1.0})
+    record(store, [NodeRecord(name="evaluation.sft", ref=ref, outcome="computed")])
+    page = browser.get("/runs/made").text
+    assert re.findall(r'<img [^>]*src="([^"]+)"', page) == [f"/runs/made/evaluation.sft/images/{digest}"]
+    assert browser.get(f"/runs/made/evaluation.sft/images/{digest}").content == content
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.chat.encoding import load_tokenizer
 from rlhf_core.chat.image_messages import images_of
 from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.config.stages.sampled import BestOfNConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.reading import dataset_info, read_rows
@@ -31,8 +32,9 @@ from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.stored import stored
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
-from rlhf_core.stages import rl, sampled
+from rlhf_core.stages import evaluation, rl, sampled
 from rlhf_core.stages.in_process import InProcessCluster
+from rlhf_core.tracking.protocol import read_jsonl
 from rlhf_core.training.checkpointing import DRIVER
 from rlhf_core.types import Trajectory
 from tests.rlhf_core.pictures import vision_model
@@ -107,6 +109,24 @@ def test_kept_rollouts_have_the_images_of_rows_and_of_the_environment(
     )
     assert {digest for row in read_rows(best.folder) for digest in images_of(row["messages"])} == asked
     assert {path.name for path in (best.folder / "images").iterdir()} == asked
+
+
+def test_an_evaluation_has_the_images_of_its_prompts(model: Input, prompts: Input, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(model.folder)
+    engine = ScriptedEngine(lambda *_: [tokenizer.convert_tokens_to_ids("red"), tokenizer.eos_token_id])
+    settings = valid(EvaluationConfig, {
+        "dataset": "d", "scorers": {"exact": {"type": "verifier"}}, "samples": 0, "pass_at": [1], "rollout": ROLLOUT,
+        "sampling": {"max_tokens": 4},
+    })  # fmt: skip
+    inputs = {"model": model, "dataset": prompts}
+    cluster = InProcessCluster(lambda *_: nullcontext(InlineEngines(engine)))
+    output = evaluation.run(settings, inputs, context_of(tmp_path, inputs), cluster)
+    samples = {row["id"]: row.get("images", []) for row in read_jsonl(output.folder / "samples.jsonl")}
+    assert samples == {row["id"]: images_of(row["prompt"]) for row in read_rows(prompts.folder)}
+    named = {digest for images in samples.values() for digest in images}
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (output.folder / "images").iterdir()}
+    assert len(files) == 4
+    assert files == {digest: digest for digest in named}
 
 
 def test_images_that_wait_in_a_checkpoint_are_trained_on_by_another_node(
