@@ -71,7 +71,7 @@ _STAGES = (
     Stage("distillation", 2, DistillationConfig, _TRAINED, "rlhf_core.stages.distillation:run", runs="actors",
           needs_template=True,
           checks="rlhf_core.preflight.stages.distillation:check"),
-    Stage("rl", 6, RLConfig, _TRAINED, "rlhf_core.stages.rl:run", runs="actors", needs_template=True,
+    Stage("rl", 7, RLConfig, _TRAINED, "rlhf_core.stages.rl:run", runs="actors", needs_template=True,
           checks="rlhf_core.preflight.stages.rl:check", reads_images=True),
     Stage("merge", 2, MergeConfig, _only(Kind.POLICY), "rlhf_core.stages.merge:run",
           checks="rlhf_core.preflight.stages.merging:merge"),
