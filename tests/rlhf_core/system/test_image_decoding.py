@@ -18,7 +18,7 @@ from rlhf_core.config.data.dataset import ImagesConfig
 from rlhf_core.data.formats import RowError
 from rlhf_core.data.images import ImageReader
 from rlhf_core.errors import reason_of
-from rlhf_core.processes.host_process import _as_json
+from rlhf_core.processes.json_values import as_json
 from rlhf_core.rollout.engine import Request, RequestImage, SamplingParameters
 from rlhf_core.rollout.vllm.prompts import prompt_of
 from rlhf_core.system.image_decoding import as_rgb, decoded_image, encoded_image
@@ -114,7 +114,7 @@ def test_training_engines_and_environments_see_the_pixels_as_they_are_meant(kind
     request = Request([1, 2], sampling, 0, [RequestImage(content, 0, 1)])
     (given,) = prompt_of(request, image_token=1)["multi_modal_data"]["image"]
     assert pixels(given) == expected
-    url = _as_json(Image.open(io.BytesIO(content)))  # of an environment
+    url = as_json(Image.open(io.BytesIO(content)))  # of an environment
     (tmp_path / "shown").mkdir()
     shown = ImageReader(ImagesConfig(), None, tmp_path / "shown").read(url, "image")
     assert pixels(Image.open(tmp_path / "shown" / shown)) == expected
