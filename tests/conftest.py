@@ -79,12 +79,12 @@ def group_of(nodeid: str) -> str:
 @pytest.hookimpl(trylast=True)  # once tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest group first: else one process has it left when the other has ended."""
-    from tests.durations import stored  # after pytest has loaded it as a plugin
+    from tests.durations import expected, stored  # after pytest has loaded it as a plugin
 
     durations = stored()
     seconds: defaultdict[str, float] = defaultdict(float)
-    for file in {item.nodeid.partition("::")[0] for item in items}:
-        seconds[group_of(file)] += durations.get(file, 0.0)
+    for item in items:
+        seconds[group_of(item.nodeid)] += expected(item.nodeid, durations)
     items.sort(key=lambda item: seconds[group_of(item.nodeid)], reverse=True)
 
 

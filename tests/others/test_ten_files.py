@@ -16,7 +16,11 @@ from tests.others.test_rewards import VERL, Judge, judge
 
 __all__ = ["folder", "judge", "play", "tokenizer"]  # fixtures
 
-pytestmark = [pytest.mark.endurance("mutations"), pytest.mark.usefixtures("forked")]
+pytestmark = [
+    pytest.mark.endurance("mutations"),
+    pytest.mark.slow("the first one starts what all are forks of"),
+    pytest.mark.usefixtures("forked"),
+]
 
 SUM: dict[str, Any] = {"prompt": [{"role": "user", "content": "2+2, please"}], "ground_truth": "4", "solution": "4"}
 

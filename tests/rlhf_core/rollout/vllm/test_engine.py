@@ -57,6 +57,7 @@ def worst_difference(a: list[list[float]], b: list[list[float]]) -> float:
     return max(abs(x - y) for s, t in zip(a, b, strict=True) for x, y in zip(s, t, strict=True))
 
 
+@pytest.mark.slow("the first test of an engine starts the engines' process")
 def test_sampled_logprobs_are_those_of_transformers_at_the_sampling_temperature(served: Served) -> None:
     model, engine = served
     for prompt, completion in zip(PROMPTS, engine.share(RolloutEngine.generate, SAMPLED), strict=True):
