@@ -93,6 +93,7 @@ def text(tokenizer: Tokenizer, trajectory: Trajectory) -> str:
     return str(tokenizer.decode(trajectory.token_ids))
 
 
+@pytest.mark.slow("the first one starts what all are forks of")
 @pytest.mark.parametrize("function", ["AgentExecutor", "AgentInstance"])
 def test_an_agent_of_openrlhf_reads_text_and_trains_what_was_sampled(
     play: Play, tokenizer: Tokenizer, function: str
