@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache")
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".local-stack", "outputs", "__pycache__", ".*_cache")
 SECONDS = 900
 _TESTS_FAILED = 1  # pytest's exit status; others mean that nothing could be tested
 
