@@ -101,13 +101,14 @@ def main(names: Sequence[str]) -> int:
         checkout = Path(folder) / "checkout"
         shutil.copytree(ROOT, checkout, ignore=NOT_COPIED, symlinks=True)
         require_passing(chosen, checkout)
-        print(f"{'mutant':26}{'found':11}{'tier':11}{'seconds':>8}  by", flush=True)
+        width = 2 + max(map(len, chosen))
+        print(f"{'mutant':{width}}{'found':11}{'tier':11}{'seconds':>8}  by", flush=True)
         for name, mutant in chosen.items():
             verdict = judge(mutant, checkout)
             missed += not verdict.found_by
             found = "found" if verdict.found_by else "NOT FOUND"
             print(
-                f"{name:26}{found:11}{tier_of(verdict.found_by):11}{verdict.seconds:8.1f}  {verdict.found_by}",
+                f"{name:{width}}{found:11}{tier_of(verdict.found_by):11}{verdict.seconds:8.1f}  {verdict.found_by}",
                 flush=True,
             )
     print(f"{len(chosen) - missed} of {len(chosen)} found")
