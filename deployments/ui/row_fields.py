@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deployments.ui.data_rows import StoredRow
-from rlhf_core.chat.image_messages import IMAGE
+from rlhf_core.chat.image_messages import IMAGE, is_image_name
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MESSAGES = ("messages", "prompt")
 _PAIR = {"chosen": "high", "rejected": "low"}
 _SHOWN_WITH = {"completions": (), "completion": ("label",), "steps": ("labels",)}  # what their sides say too
@@ -100,7 +98,7 @@ class _Cut:
                 content = "" if content is None else json.dumps(content, ensure_ascii=False, indent=1)
             each: dict[str, Any] = {"role": str(message.get("role", "")), "content": self.text(content)}
             if isinstance(images, list):
-                digests = [each for each in images if isinstance(each, str) and _SHA256.fullmatch(each)]
+                digests = list(filter(is_image_name, images))
                 each |= {"content": each["content"].replace(IMAGE, "[image]"), "images": digests}
             for name in ("reasoning_content", "tool_calls"):
                 if value := message.get(name):

@@ -6,6 +6,7 @@ order. In a message without `images`, the character is ordinary text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,7 @@ _ATTRIBUTE = "image_token"  # of a tokenizer; transformers' processors use it, t
 _WORD = 4  # hex digits
 _COLUMNS = ("messages", "prompt", "chosen", "rejected")  # of canonical rows: those that may be messages
 _TEXT = "text-of-a-part"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,11 @@ class ImagePart:
     """A part of a content: an image that was read. No row of a source can contain one."""
 
     sha256: str
+
+
+def is_image_name(value: object) -> bool:
+    """Return whether `value` is a SHA-256 in hex digits, the name of an image's file."""
+    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
 
 
 def set_image_token(tokenizer: Any, token: str) -> None:

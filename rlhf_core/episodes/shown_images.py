@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.chat.image_messages import content_parts, images_of, without_images
+from rlhf_core.chat.image_messages import content_parts, images_of, is_image_name, without_images
 from rlhf_core.chat.rendering import Message
 from rlhf_core.config.data.dataset import ImagesConfig
 from rlhf_core.data.formats.base import RowError
@@ -18,8 +17,6 @@ from rlhf_core.data.images import ImageReader
 from rlhf_core.models.vision import ImageProcessor, RowImages
 from rlhf_core.rollout.engine import RequestImage
 from rlhf_core.types import Prompt, SequenceImage
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def request_images(images: Sequence[SequenceImage]) -> list[RequestImage]:
@@ -112,7 +109,7 @@ class ShownImages:
 
     def _keep(self, digest: Any, prompt: Prompt) -> None:
         paths_by_digest = {Path(image.path).name: image.path for image in prompt.images}
-        if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+        if not is_image_name(digest):
             raise RowError(f"`images` has {digest!r:.100}, which is no SHA-256: show an image as a part of `content`")
         if (self._folder / digest).is_file():
             return

@@ -202,7 +202,7 @@ def layers_of(model: Any) -> nn.Module:
 
 
 def runs_encoder_always(model: Any) -> bool:
-    """Whether a batch without images needs the vision encoder.
+    """Return True if a batch without images runs the vision encoder too.
 
     Where ranks sum their gradients, each must have one of the same weights, if only of zero. Where ZeRO 3 divides
     weights, all ranks must gather the same ones in every forward.

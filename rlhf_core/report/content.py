@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from rlhf_core.artifacts.gates import GATES, gate_of
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.chat.image_messages import is_image_name
 from rlhf_core.config.texts import is_blank
 from rlhf_core.contract import Input
 from rlhf_core.evaluation.comparison import compare, questions, scorers_of
@@ -20,7 +20,6 @@ from rlhf_core.evaluation.summary import uniformity
 from rlhf_core.report.formatting import main_metrics
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, VERDICT_FILE, read_jsonl
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 Curves = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
 Answers = Mapping[str, list[dict[str, Any]]]  # node, or model -> the rows of its evaluation
 
@@ -271,7 +270,7 @@ def _sample_rows(answers: Answers) -> list[SampleRow]:
         completions = {m: (c["text"], float(next(iter(c["scores"].values())))) for m, c in greedy.items()}
         scores = [score for _, score in completions.values()]
         answer = "" if row.get("answer") is None else str(row["answer"])
-        images = tuple(each for each in row.get("images", ()) if isinstance(each, str) and _SHA256.fullmatch(each))
+        images = tuple(filter(is_image_name, row.get("images", ())))
         samples.append(SampleRow(row["prompt"], answer, completions, scores[-1] - scores[0], images))
     return samples
 

@@ -20,7 +20,7 @@ from rlhf_core.config.stages.sampled import (
 )
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.formats import Row
-from rlhf_core.data.reading import IMAGES_FOLDER, iterate_rows, require_seen_by_all, write_dataset
+from rlhf_core.data.reading import IMAGES_FOLDER, has_images, iterate_rows, require_seen_by_all, write_dataset
 from rlhf_core.data.sampled import (
     Comparison,
     Outcome,
@@ -88,7 +88,7 @@ def _completions(
 
 def _require_seen(config: PairsConfig, folder: Path) -> None:
     """Raise StageError if prompts contain images, which the judge does not receive."""
-    if config.text_readers and (folder / IMAGES_FOLDER).is_dir():
+    if config.text_readers and has_images(folder):
         require_seen_by_all(iterate_rows(folder), config.text_readers_of)
 
 

@@ -111,7 +111,7 @@ def play(
     processor: ImageProcessor | None,
     requests: list[Request] | None = None,
 ) -> Trajectory | str:
-    """Of a row with a red picture: the trajectory, or the error's text. The policy says `red`."""
+    """The trajectory of a row with a red picture, or the error's text. The policy says `red`."""
     (row_image := folder / hashlib.sha256(RED).hexdigest()).write_bytes(RED)
     messages = [{"role": "user", "content": "\ufffca?", "images": [row_image.name]}]
     row = {"id": "row", "prompt": messages, "answer": answer}

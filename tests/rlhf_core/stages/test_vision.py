@@ -37,6 +37,7 @@ from rlhf_core.stages import dataset as dataset_stage
 from rlhf_core.stages import evaluation, logprobs, preference, reward_model, rl, sft
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.supervised.sft import conversation_examples, pack_sequences
+from rlhf_core.types import Trajectory
 from tests.rlhf_core.pictures import picture, vision_model
 from tests.rlhf_core.stages.context import LocalContext, local_input, wait_for_checkpoint
 from tests.rlhf_core.stages.supervised_runs import (
@@ -347,6 +348,30 @@ def test_what_an_environment_shows_is_sampled_from_and_trained(
     require_log_probs_of_the_engine(seen, policy.folder)
 
 
+def played(
+    program: str,
+    environment: dict[str, Any],
+    trained: Output,
+    cluster: InProcessCluster,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[Trajectory]:
+    """The trajectories of a step in which a program, in the file that `environment` names, shows up to two images."""
+    dataset = local_input(made(folder / "few", "prompts", rows(5)[1:]).folder, Kind.DATASET)
+    inputs = {"model": local_input(trained.folder, Kind.POLICY), "dataset": dataset}
+    (folder / environment["path"]).write_text(program)
+    context = replace(context_of(folder / "work", inputs), user_files_root=folder)
+    seen = recorded(monkeypatch)
+    settings = {
+        **RL, "steps": 1, "prompts_per_step": 4, "environment": environment,
+        "grpo": {**RL["grpo"], "rewards": {"seen": {"type": "environment"}}},
+        "rollout": {**ROLLOUT, "max_images": 2, "repeatable": False},
+        "sampling": {**RL["sampling"], "temperature": 0.3},  # so that few draws differ between runs
+    }  # fmt: skip
+    rl.run(valid(RLConfig, settings), inputs, context, cluster)
+    return seen
+
+
 AGENT = """
 import asyncio, base64, io
 from openai import AsyncOpenAI
@@ -388,25 +413,12 @@ def test_what_an_agent_shows_is_sampled_from_and_trained(
 
     The first is the row's, where it has one.
     """
-    policy = local_input(trained.folder, Kind.POLICY)
-    dataset = local_input(made(tmp_path / "few", "prompts", rows(5)[1:]).folder, Kind.DATASET)
-    inputs = {"model": policy, "dataset": dataset}
-    (tmp_path / "agent.py").write_text(AGENT)
-    context = replace(context_of(tmp_path / "work", inputs), user_files_root=tmp_path)
-    seen = recorded(monkeypatch)
-    grpo = {**RL["grpo"], "rewards": {"seen": {"type": "environment"}}}
-    agent = {"type": "agent", "path": "agent.py", "max_turns": 3}
-    rollout = {**ROLLOUT, "max_images": 2, "repeatable": False}
-    sampling = {**RL["sampling"], "temperature": 0.3}  # draws differ between runs: hardly any but what it has learned
-    settings = {
-        **RL, "steps": 1, "prompts_per_step": 4, "environment": agent, "grpo": grpo, "rollout": rollout,
-        "sampling": sampling,
-    }  # fmt: skip
-    rl.run(valid(RLConfig, settings), inputs, context, in_process)
+    environment = {"type": "agent", "path": "agent.py", "max_turns": 3}
+    seen = played(AGENT, environment, trained, in_process, tmp_path, monkeypatch)
     assert {(len(t.prompt.images), len(t.feedback_images)) for t in seen} == {(1, 1)}
     assert {tuple(len(branch.images) for branch in t.branches) for t in seen} == {(1,)}
     assert sum(t.environment_reward for t in seen) > 0.8 * len(seen)  # SFT has learned to look, in one turn
-    require_log_probs_of_the_engine(seen, policy.folder, temperature=0.3)
+    require_log_probs_of_the_engine(seen, trained.folder, temperature=0.3)
 
 
 EXECUTOR = """
@@ -439,22 +451,11 @@ def test_what_an_executor_shows_is_sampled_from_and_trained(
     trained: Output, in_process: InProcessCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two images in a sequence of tokens; the first is the row's, where it has one."""
-    policy = local_input(trained.folder, Kind.POLICY)
-    dataset = local_input(made(tmp_path / "few", "prompts", rows(5)[1:]).folder, Kind.DATASET)
-    inputs = {"model": policy, "dataset": dataset}
-    (tmp_path / "plays.py").write_text(EXECUTOR)
-    context = replace(context_of(tmp_path / "work", inputs), user_files_root=tmp_path)
-    seen = recorded(monkeypatch)
-    settings = {
-        **RL, "steps": 1, "prompts_per_step": 4, "environment": {"type": "executor", "path": "plays.py"},
-        "grpo": {**RL["grpo"], "rewards": {"seen": {"type": "environment"}}},
-        "rollout": {**ROLLOUT, "max_images": 2, "repeatable": False},
-        "sampling": {**RL["sampling"], "temperature": 0.3},
-    }  # fmt: skip
-    rl.run(valid(RLConfig, settings), inputs, context, in_process)
+    environment = {"type": "executor", "path": "plays.py"}
+    seen = played(EXECUTOR, environment, trained, in_process, tmp_path, monkeypatch)
     assert {(len(t.prompt.images), len(t.feedback_images), len(t.branches)) for t in seen} == {(1, 1, 0)}
     assert sum(t.environment_reward for t in seen) > 0.8 * len(seen)  # SFT has learned to look
-    require_log_probs_of_the_engine(seen, policy.folder, temperature=0.3)
+    require_log_probs_of_the_engine(seen, trained.folder, temperature=0.3)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What tests/rlhf_core/training/test_vision_ranks.py asks of each of two ranks.
+"""Computes the answers of each of two ranks for tests/rlhf_core/training/test_vision_ranks.py.
 
 FOLDER has a folder for each architecture, with its model `vision/model` and the files of the pictures.
 """
