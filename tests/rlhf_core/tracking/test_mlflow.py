@@ -178,7 +178,7 @@ def test_a_server_that_hangs_does_not_slow_the_steps_and_ends_nothing(
     tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answers_at_all = False
-    monkeypatch.setattr("rlhf_core.tracking.mlflow._CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("rlhf_core.tracking.http_sink._CLOSE_SECONDS", 0.2)
     began = time.monotonic()
     with tracker(tmp_path) as logging:
         for step in range(500):
