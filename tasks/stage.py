@@ -13,6 +13,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Protocol
 
+from rlhf_core.actors import forwarding
 from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.job_logs import write_log
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
@@ -27,9 +28,6 @@ from tasks.followers import Follower
 from tasks.job_end import JobEndedError, JobNotStartedError, JobPreemptedError, JobStuckError
 from tasks.job_request import JobRequest, id_prefix
 from tasks.ray_jobs import JobWatcher, RayJobs
-
-# Variables of the submitter that every job needs: to reach the store, the trackers and the hub.
-_FORWARDED = ("AWS_", "WANDB_", "MLFLOW_", "HF_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +159,7 @@ def _request(node: Node, settings: RunSettings, memory: int) -> JobRequest:
     command = ["python", "-m", "rlhf_core.stages", "--store", settings.store_url,
                "--stage", node.stage.name, "--key", node.ref.key]  # fmt: skip
     named = named_variables(node.config)
-    environment = {n: value for n, value in os.environ.items() if n.startswith(_FORWARDED) or n in named}
+    environment = {n: value for n, value in os.environ.items() if n.startswith(forwarding.STANDARD) or n in named}
     return JobRequest(
         store=settings.store_url,
         stage=node.stage.name,

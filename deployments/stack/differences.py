@@ -11,12 +11,13 @@ import psutil
 
 from deployments.stack.environment import SELECTORS
 from deployments.stack.settings import PORTS, Stack
+from rlhf_core.actors import forwarding
 from rlhf_core.errors import StackError
 
 # Variables that affect the services, flows or jobs.
 _PREFIXES = (
-    "ALIGNMENT_", "AWS_", "CUDA_", "HF_", "LD_", "MKL_", "MLFLOW_", "NCCL_", "OMP_", "PREFECT_", "PYTHON", "RAY_",
-    "TOKENIZERS_", "TORCH", "VLLM_", "WANDB_", "XDG_CACHE",
+    *forwarding.STANDARD, "ALIGNMENT_", "CUDA_", "LD_", "MKL_", "NCCL_", "OMP_", "PREFECT_", "PYTHON", "RAY_",
+    "TOKENIZERS_", "TORCH", "VLLM_", "XDG_CACHE",
 )  # fmt: skip
 _NAMES = frozenset({"HOME", "PATH", "TMPDIR", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
 _OF_UP_ITSELF = frozenset({"ALIGNMENT_STACK_DIR", "ALIGNMENT_STACK_SERVICE", "ALIGNMENT_STACK_TIMEOUT"})

@@ -16,9 +16,12 @@ from rlhf_core.errors import StageError
 
 NAME_VARIABLE = "ALIGNMENT_FORWARDED"  # in the job's environment: the name of its stored variables
 
+# Variables of the submitter that every job needs: to reach the store, the hub and the trackers. Others are named by the
+# recipe: a URL or a header.
+STANDARD = ("AWS_", "HF_", "MLFLOW_", "SWANLAB_", "TRACKIO_", "WANDB_")
+
 _HEADER = b"# variables of a job\n"  # Ray quotes the first 15 bytes of a value that it cannot store
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|SIGNATURE|HEADER", re.IGNORECASE)
-_STANDARD = ("AWS_", "HF_", "MLFLOW_", "WANDB_")  # other variables are named by the recipe: a URL or a header
 # Settings of the hub's library, which are read when it is imported, and our own.
 _HARMLESS = ("HF_HUB_", "HF_HOME", "HF_ENDPOINT", "HF_DATASETS_", "ALIGNMENT_")
 _SHORTEST_SECRET = 6  # characters; a shorter one would also redact other text
@@ -88,7 +91,7 @@ def _secrets() -> dict[str, str]:
     variable_by_secret: dict[str, str] = {}
     for name, value in _received.items():
         parts = [part for userinfo in _USERINFO.findall(value) for part in userinfo.split(":")]
-        if _SECRET.search(name) or not name.startswith(_STANDARD):
+        if _SECRET.search(name) or not name.startswith(STANDARD):
             parts += [value, *value.split()]
         variable_by_secret |= {part: name for part in parts if len(part) >= _SHORTEST_SECRET}
     return variable_by_secret

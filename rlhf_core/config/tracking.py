@@ -38,6 +38,21 @@ class MLflowConfig(TrackerConfig):
     experiment: Label = Field(default="alignment", description="experiment of the runs; made if it is missing")
 
 
+class TrackioConfig(TrackerConfig):
+    """The server in the variable TRACKIO_SERVER_URL, an http(s) URL."""
+
+    type: Literal["trackio"]
+    project: Project = Field(default="alignment", description="project of the runs")
+
+
+class SwanLabConfig(TrackerConfig):
+    """SwanLab's cloud or your server, with the package `swanlab` on the nodes; offline without a key."""
+
+    type: Literal["swanlab"]
+    project: Project = Field(default="alignment", description="project of the runs")
+    workspace: Project | None = Field(default=None, description="team or user; null: the account's default")
+
+
 class PrometheusConfig(TrackerConfig):
     """Gauges at the exporter of the job's Ray node, which Grafana on a Ray cluster reads."""
 
@@ -49,6 +64,8 @@ TRACKERS: Table[TrackerEntry] = Table(
     TrackerEntry,
     {
         "mlflow": TrackerEntry(MLflowConfig, "rlhf_core.tracking.mlflow:MLflow"),
+        "trackio": TrackerEntry(TrackioConfig, "rlhf_core.tracking.trackio:Trackio"),
+        "swanlab": TrackerEntry(SwanLabConfig, "rlhf_core.tracking.swanlab:SwanLab"),
         "prometheus": TrackerEntry(PrometheusConfig, "rlhf_core.actors.ray_metrics:RayMetrics"),
     },
 )
