@@ -48,7 +48,8 @@ def try_stage(
     """
     quiet_libraries()
     # Debugging must not upload: the trackers' files stay in the result.
-    os.environ.setdefault("WANDB_MODE", "offline")
+    for variable in ("SWANLAB_MODE", "WANDB_MODE"):
+        os.environ.setdefault(variable, "offline")
     place = store if "://" in store else str(Path(store).absolute())
     prepared = prepare(recipe, overrides or [], store=place, call_functions=False)  # the node calls them itself
     chosen = prepared.node(node)
