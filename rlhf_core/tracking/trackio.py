@@ -44,4 +44,4 @@ class Trackio(HttpSink):
     def end(self, status: str) -> None: ...  # its runs have none
 
     def _call(self, function: str, **arguments: Any) -> Any:
-        return self.content(self.client.post(function, json={"args": [], "kwargs": arguments})).get("data")
+        return self.content(self.client.post(function, json={"args": [], "kwargs": arguments}))["data"]

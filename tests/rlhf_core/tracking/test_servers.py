@@ -33,7 +33,7 @@ TOKEN = "hidden-word"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment above ours, for packages that want older versions of what they share with us."""
+    """An environment on top of ours, for packages that need older versions of what they share with us."""
     folder = tmp_path_factory.mktemp("trackers")
     venv.create(folder, with_pip=True)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -99,19 +99,8 @@ class MLflowServer(Server):
 
     @property
     def command(self) -> list[str]:
-        store = f"sqlite:///{self.folder}/mlflow.db"
-        return [
-            "mlflow",
-            "server",
-            "--host",
-            LOOPBACK,
-            "--port",
-            str(self.port),
-            "--backend-store-uri",
-            store,
-            "--workers",
-            "1",
-        ]
+        options = f"--host {LOOPBACK} --port {self.port} --workers 1 --backend-store-uri sqlite:///mlflow.db"
+        return ["mlflow", "server", *options.split()]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -121,11 +110,11 @@ class MLflowServer(Server):
         experiment = self._get("experiments/get-by-name", experiment_name="letters").get("experiment")
         if experiment is None:
             return []
-        of_experiment = {"experiment_ids": [experiment["experiment_id"]], "order_by": ["start_time"]}
-        found = self.http.post("/api/2.0/mlflow/runs/search", json=of_experiment).json()
+        query = {"experiment_ids": [experiment["experiment_id"]], "order_by": ["start_time"]}
+        answer = self.http.post("/api/2.0/mlflow/runs/search", json=query).json()
         return [
             ({param["key"]: param["value"] for param in run["data"].get("params", [])}, self._metrics(run))
-            for run in found.get("runs", [])
+            for run in answer.get("runs", [])
         ]
 
     def _metrics(self, run: dict[str, Any]) -> list[tuple[int, str, float]]:
@@ -276,15 +265,8 @@ print(json.dumps([(r.scalar.step, r.scalar.key, r.scalar.value.number) for r in 
 def test_swanlab_keeps_its_files_for_a_later_upload(site: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWANLAB_")}
     environment["PYTHONPATH"] = str(Path(__file__).parents[3])
-    job = subprocess.run(
-        [site / "bin/python", "-c", SWANLAB_JOB, str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(job.stdout.splitlines()[-1]) == [
-        [1, "loss", 0.5],
-        [1, "validation/loss", 0.75],
-        [2, "loss", 0.25],
-    ]
+    command = [site / "bin/python", "-c", SWANLAB_JOB, str(tmp_path)]
+    job = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = json.loads(job.stdout.splitlines()[-1])
+    assert lines == [[1, "loss", 0.5], [1, "validation/loss", 0.75], [2, "loss", 0.25]]
+    assert list(tmp_path.rglob("requirements.txt")) == []  # nor anything else of the machine
