@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import sys
@@ -31,7 +32,7 @@ class Line:
     number: int  # from 1
     step: int
     unix_time: float
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | str]  # "NaN" for what is not finite, since JSON has no number for it
 
 
 class RefusedError(Exception):
@@ -102,7 +103,8 @@ class HttpSink(ABC):
 
     def log(self, step: int, unix_time: float, metrics: Mapping[str, float]) -> None:
         self._number += 1
-        self._lines.put(Line(self._number, step, unix_time, dict(metrics)))
+        values = {name: value if math.isfinite(value) else "NaN" for name, value in metrics.items()}
+        self._lines.put(Line(self._number, step, unix_time, values))
 
     def close(self) -> None:
         stopped = STOPS.requested is not None

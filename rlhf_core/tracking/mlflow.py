@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import time
@@ -63,7 +62,7 @@ class MLflow(HttpSink):
         values = [
             {
                 "key": _NO_SIGN.sub("_", name),
-                "value": value if math.isfinite(value) else "NaN",
+                "value": value,
                 "timestamp": int(line.unix_time * 1000),
                 "step": line.step,
             }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ class Trackio(HttpSink):
         # The server drops an entry whose id it has, so that one whose answer was lost is not there twice.
         entry: dict[str, Any] = {
             **self._run, "step": line.step, "log_id": f"{self._run['run_id']}-{line.number}",
-            "metrics": {name: value if math.isfinite(value) else "NaN" for name, value in line.metrics.items()},
+            "metrics": line.metrics,
         }  # fmt: skip
         if line.number == 1:
             entry["config"] = self._config
