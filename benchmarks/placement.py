@@ -34,7 +34,7 @@ from rlhf_core.config.engines.placement import Placement
 _LOOPBACK = "127.0.0.1"
 _OBJECTS = 80 * 2**20  # bytes of a node's object store, near the least
 # Ray, which reads them at its import, else replaces a loopback address: see deployments/stack/services.py.
-_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1"}
+ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,12 @@ class Placed:
 
 
 @contextmanager
-def nodes_of(count: int, gpus: int) -> Iterator[list[float]]:
-    """Start a head without resources and `count` nodes; yield the seconds that each took, and end them all."""
-    common: dict[str, Any] = {"node_ip_address": _LOOPBACK, "object_store_memory": _OBJECTS}
+def nodes_of(count: int, gpus: int, objects: int = _OBJECTS) -> Iterator[list[float]]:
+    """Start a head without resources and `count` nodes; yield the seconds that each took, and end them all.
+
+    objects: bytes of each node's object store.
+    """
+    common: dict[str, Any] = {"node_ip_address": _LOOPBACK, "object_store_memory": objects}
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         cluster: Any = Cluster()
         try:
@@ -98,9 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--bundles", type=int, nargs="+", default=[64, 512], help="of one GPU")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args(arguments)
-    if not _ENVIRONMENT.items() <= os.environ.items():
+    if not ENVIRONMENT.items() <= os.environ.items():
         command = [sys.executable, "-m", "benchmarks.placement", *(sys.argv[1:] if arguments is None else arguments)]
-        subprocess.run(command, check=True, env={**os.environ, **_ENVIRONMENT})
+        subprocess.run(command, check=True, env={**os.environ, **ENVIRONMENT})
         return
     console = Console(width=140)
     console.print(machine())

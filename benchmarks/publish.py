@@ -35,7 +35,7 @@ from rlhf_core.packing import pack
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rollout.engine import RolloutEngine
 from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
-from rlhf_core.rollout.transport.base import Offer, WeightManifest, digested
+from rlhf_core.rollout.transport.base import Offer, WeightManifest, Weights, digested
 from rlhf_core.rollout.transport.table import TRANSPORTS
 from rlhf_core.stages.ray_cluster import RayCluster
 from rlhf_core.stages.rl import ranks_and_engines
@@ -112,14 +112,19 @@ def table(results: Sequence[tuple[GRPOWorkload, Result]]) -> Table:
 Taken = tuple[float, float]  # seconds of a publish, and processor seconds of both ends
 
 
+def matrices(gib: float = 1.0) -> dict[str, torch.Tensor]:
+    """Return random weights of `gib` in bfloat16."""
+    rows = round(gib * 2**30 / (4 * 2 * sum(MATRICES)))
+    return {f"matrix{i}.{n}": torch.randn(rows, n, dtype=torch.bfloat16) for i in range(4) for n in MATRICES}
+
+
 def measure_transports(repeats: int, gib: float = 1.0) -> dict[str, list[Taken]]:
     """Return what each publish of `gib` in bfloat16 takes, from the first tensor to the last loaded, by transport.
 
     Both ends compute digests, as ranks and engines do; the receiver copies each tensor into its model.
     """
     torch.set_num_threads(1)
-    rows = round(gib * 2**30 / (4 * 2 * sum(MATRICES)))
-    weights = {f"matrix{i}.{n}": torch.randn(rows, n, dtype=torch.bfloat16) for i in range(4) for n in MATRICES}
+    weights = matrices(gib)
     manifest = WeightManifest.of(1, weights)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -149,11 +154,17 @@ def _receive(pipe: Any) -> None:
     model: dict[str, torch.Tensor] = {}
     while True:
         transport, manifest = pipe.recv()
-        digests: dict[str, str] = {}
         began = time.process_time()
-        for name, tensor in digested(transport.receive(manifest), digests):
-            model.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
+        digests = load(model, transport.receive(manifest))
         pipe.send((digests, time.process_time() - began))
+
+
+def load(model: dict[str, torch.Tensor], weights: Weights) -> dict[str, str]:
+    """Copy `weights` into `model`, and return their digests."""
+    digests: dict[str, str] = {}
+    for name, tensor in digested(weights, digests):
+        model.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
+    return digests
 
 
 def transport_table(taken: Mapping[str, Sequence[Taken]]) -> Table:
