@@ -35,7 +35,6 @@ NAMES = ("folder", "collective")  # `ipc` stays on one node
 _OBJECTS = 4 * 2**30  # bytes of a node's object store
 
 
-@ray.remote
 class Sender:
     """The rank."""
 
@@ -62,7 +61,6 @@ class Sender:
         self._publishing.close()
 
 
-@ray.remote
 class Receiver:
     """The engine."""
 
@@ -76,6 +74,11 @@ class Receiver:
     def receive_files(self, files: Files, manifest: WeightManifest) -> dict[str, str]:
         with received(files) as folder:
             return self.receive(SharedFolder(folder), manifest)
+
+
+def _actor(of: type, node: str) -> Any:
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(of).options(num_cpus=0, scheduling_strategy=strategy).remote()
 
 
 def publish(name: str, sender: Any, receiver: Any) -> float:
@@ -106,10 +109,7 @@ def main() -> None:
     with nodes_of(1, 0, _OBJECTS):
         own = ray.get_runtime_context().get_node_id()
         (other,) = (node["NodeID"] for node in ray.nodes() if node["NodeID"] != own)
-        sender, receiver = (
-            actor.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
-            for actor, node in ((Sender, own), (Receiver, other))
-        )
+        sender, receiver = _actor(Sender, own), _actor(Receiver, other)
         for turn in range(1 + REPEATS):  # the first is not counted
             for name in NAMES:
                 seconds = publish(name, sender, receiver)
@@ -117,9 +117,9 @@ def main() -> None:
                     taken[name].append(seconds)
     table = Table("transport", "seconds, median", "of the folder's in the same turn", "least, most")
     figures = {}
-    for name, seconds in taken.items():
-        ratios = [own / folder for own, folder in zip(seconds, taken["folder"], strict=True)]
-        median, of_folder = statistics.median(seconds), statistics.median(ratios)
+    for name, of_each in taken.items():
+        ratios = [own / folder for own, folder in zip(of_each, taken["folder"], strict=True)]
+        median, of_folder = statistics.median(of_each), statistics.median(ratios)
         table.add_row(name, f"{median:.2f}", f"{of_folder:.2f}", f"{min(ratios):.2f}, {max(ratios):.2f}")
         figures[name] = {"seconds": median, "of_folder": of_folder}
     console.print(table)
