@@ -37,7 +37,7 @@ from rlhf_core.models.folders.vision_models import VISION_MODELS, reads_images
 from rlhf_core.models.quantisation import quantised_loading, require_same_values
 from rlhf_core.models.safetensors_file import without_memory, write_safetensors
 from rlhf_core.models.sharded_loading import Sharding
-from rlhf_core.models.weights import load_weights
+from rlhf_core.models.weights import load_weights, require_fit
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -102,18 +102,11 @@ def load_scalar_model(
     Raises StageError if the architecture has no `score` head, if the folder's head has several labels, or if the
     weights in the folder are incomplete, or do not match its config.
     """
-    config = read_config(folder)
-    if in_token_form(config):
-        raise StageError(f"{folder}: this is a process reward model in token form, which has no score head")
-    trained_head = is_classifier(config)
-    if trained_head and num_labels(config) != 1:
-        raise StageError(f"{folder}: this classifier has several labels; a scalar model has one")
+    trained_head = _has_score_head(folder)
     model = _load(
         folder, "scalar", lora, dtype=dtype, attention=attention, new_head=not trained_head, sharding=sharding
     )
-    head = getattr(model, "score", None)
-    if not isinstance(head, nn.Linear):
-        raise StageError(f"{type(model).__name__} has no linear `score` head; scalar models of it are not supported")
+    head = _score_head(model)
     if not trained_head:
         _initialise_head(head, seed)
     with torch.no_grad():
@@ -122,6 +115,30 @@ def load_scalar_model(
     if freeze_vision:
         _freeze_vision(model, folder)
     return _prepare(model, folder, "SEQ_CLS", lora, gradient_checkpointing)
+
+
+def require_scalar_fit(folder: Path) -> transformers.PreTrainedModel:
+    """Return the scalar model of `folder`, its tensors on the meta device. Raises StageError as `load_scalar_model`."""
+    model = require_fit(folder, "scalar", new_head=not _has_score_head(folder))
+    _score_head(model)
+    return model
+
+
+def _has_score_head(folder: Path) -> bool:
+    """Whether the folder has a trained head. Raises StageError if it is that of no scalar model."""
+    config = read_config(folder)
+    if in_token_form(config):
+        raise StageError(f"{folder}: this is a process reward model in token form, which has no score head")
+    if is_classifier(config) and num_labels(config) != 1:
+        raise StageError(f"{folder}: this classifier has several labels; a scalar model has one")
+    return is_classifier(config)
+
+
+def _score_head(model: nn.Module) -> nn.Linear:
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear):
+        raise StageError(f"{type(model).__name__} has no linear `score` head; scalar models of it are not supported")
+    return head
 
 
 def load_scalar_adapter(folder: Path, adapter: Path, *, dtype: torch.dtype, attention: str) -> PeftModel:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -15,8 +16,16 @@ from rlhf_core.models.adapters import adapter_shapes, load_adapter
 from rlhf_core.models.folders.adapter_check import adapter_problems, has_plain_factors, scaling_of
 from rlhf_core.models.folders.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, copy_tokenizer, stored_dtype
 from rlhf_core.models.folders.headers import read_object
-from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype, write_folder
+from rlhf_core.models.loading import (
+    load_causal_model,
+    load_scalar_model,
+    require_scalar_fit,
+    save_model,
+    torch_dtype,
+    write_folder,
+)
 from rlhf_core.models.safetensors_file import read_layout, read_safetensors
+from rlhf_core.models.stored import stored_layout
 from rlhf_core.models.weights import require_fit
 
 _PREFIX = "base_model.model."  # of names in an adapter folder
@@ -33,14 +42,22 @@ class MergedWeights:
     changes no bit. A head that is tied to the embedding is left out, as when a model is saved.
     """
 
-    def __init__(self, model_folder: Path, adapter: Mapping[str, Tensor], scaling: float, dtype: torch.dtype) -> None:
-        """adapter: its tensors under the names of an adapter folder.
+    def __init__(
+        self,
+        model_folder: Path,
+        adapter: Mapping[str, Tensor],
+        scaling: float,
+        dtype: torch.dtype,
+        layout: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """adapter: its tensors under the names of an adapter folder. layout: of the merged model, whose tensors the
+        folder or the adapter has; none: that of the folder.
 
         Raises StageError if a tensor belongs to no tensor of the folder, or is of another shape.
         """
         self._folder, self._scaling, self._dtype = model_folder, scaling, dtype
         self._factors, self._norms, self._saved = _factors(adapter), _norms(adapter), _saved(adapter)
-        self.layout = merged_layout(model_folder, dtype)
+        self.layout = merged_layout(model_folder, dtype) if layout is None else dict(layout)
         shapes = {name: torch.Size((b.shape[0], a.shape[1])) for name, (a, b) in self._factors.items()}
         shapes |= {name: tensor.shape for name, tensor in self._saved.items()}
         if unknown := shapes.keys() - self.layout.keys():
@@ -55,9 +72,11 @@ class MergedWeights:
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in read_safetensors(self._folder):
-            if name not in self.layout:  # a tied head
+            if name not in self.layout:  # a head that is tied, or that the merged model has not
                 continue
             yield name, self._merged(name, self._saved.get(name, weight).to(self.layout[name].dtype))
+        for name in self._saved.keys() - read_layout(self._folder, self._dtype).keys():
+            yield name, self._saved[name].to(self.layout[name].dtype)
 
     def _merged(self, name: str, base: Tensor) -> Tensor:
         factors, norms = self._factors.get(name), self._norms.get(name)
@@ -125,39 +144,51 @@ def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) ->
 
     The sum is taken in float32 and stored in the base model's dtype. An adapter of a scalar model contains its head.
     The tokenizer is the adapter's, if its folder has one: its chat template may differ from the base's.
-    Factors of the linear layers of a causal model are merged one tensor at a time; any other adapter by peft, with the
-    whole model in memory in float32.
+    Factors of linear layers are merged one tensor at a time; an adapter of the embedding or of a causal model's head by
+    peft, with the whole model in memory in float32.
     Raises StageError if the adapter is of a kind that cannot be merged, its tensors do not fit the model, the model's
     own weights are incomplete, or the merged model does not compute the same as the adapted one.
     """
     config = read_object(adapter_folder / ADAPTER_CONFIG)
     for problem in adapter_problems(adapter_folder, config):
         raise StageError(f"{adapter_folder}: {problem}")
-    dtype = torch_dtype(stored_dtype(model_folder))
-    if has_plain_factors(config) and (adapter := _plain_adapter(model_folder, adapter_folder)):
-        merged = MergedWeights(model_folder, adapter, scaling_of(config), dtype)
-        save_model(
-            require_fit(model_folder, "causal"), merged.layout, _finite(merged, adapter_folder), out_folder, None
-        )
+    dtype, is_scalar = torch_dtype(stored_dtype(model_folder)), config.get("task_type") == "SEQ_CLS"
+    if has_plain_factors(config) and (adapter := _plain_adapter(model_folder, adapter_folder, is_scalar)):
+        model = _without_memory(model_folder, is_scalar)
+        layout = _scalar_layout(model, model_folder, dtype) if is_scalar else None
+        merged = MergedWeights(model_folder, adapter, scaling_of(config), dtype, layout)
+        save_model(model, merged.layout, _finite(merged, adapter_folder), out_folder, None)
     else:
-        _merge_whole(model_folder, adapter_folder, out_folder, config, dtype)
+        _merge_whole(model_folder, adapter_folder, out_folder, is_scalar, dtype)
     copy_tokenizer(adapter_folder if (adapter_folder / "tokenizer.json").is_file() else model_folder, out_folder)
 
 
-def _plain_adapter(model_folder: Path, adapter_folder: Path) -> dict[str, Tensor] | None:
-    """Return the adapter's tensors in float32, or None if it changes the embedding, the head or no linear layer.
+def _without_memory(model_folder: Path, is_scalar: bool) -> transformers.PreTrainedModel:
+    return require_scalar_fit(model_folder) if is_scalar else require_fit(model_folder, "causal")
+
+
+def _scalar_layout(model: transformers.PreTrainedModel, folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the layout of the scalar model of a causal model's folder, in the dtypes of `read_layout`."""
+    stored = read_layout(folder, dtype)
+    return {name: stored.get(name, tensor.to(dtype)) for name, tensor in stored_layout(model).items()}
+
+
+def _plain_adapter(model_folder: Path, adapter_folder: Path, is_scalar: bool) -> dict[str, Tensor] | None:
+    """Return the adapter's tensors in float32, or None if it changes the embedding, the causal head or no linear layer.
 
     peft puts the adapter on a model without memory, which checks its names and shapes.
-    Raises StageError as `require_fit` and `load_adapter` do.
+    Raises StageError as `_without_memory` and `load_adapter` do.
     """
-    model: Any = require_fit(model_folder, "causal")
+    model: Any = _without_memory(model_folder, is_scalar)
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     inner = {name: module for name, module in model.named_modules() if all(module is not end for end in ends)}
     linear = {f"{_PREFIX}{name}" for name, module in inner.items() if isinstance(module, nn.Linear)}
     names = adapter_shapes(adapter_folder)
-    saved = {name.removeprefix(_PREFIX).rpartition(".")[0] for name in names if ".lora_" not in name}
-    if not (_adapted(names) <= linear and saved <= inner.keys()):
+    saved = {name.removeprefix(_PREFIX) for name in names if ".lora_" not in name}
+    if not (_adapted(names) <= linear and {name.rpartition(".")[0] for name in saved} <= inner.keys()):
         return None
+    if is_scalar and not stored_layout(model).keys() <= read_layout(model_folder, torch.float32).keys() | saved:
+        return None  # its folder names tensors in another way than that of the causal model
     load_adapter(model, adapter_folder, low_cpu_mem_usage=True)
     return {name: tensor.float() for name, tensor in load_file(adapter_folder / ADAPTER_WEIGHTS).items()}
 
@@ -170,9 +201,9 @@ def _finite(weights: Iterable[tuple[str, Tensor]], adapter_folder: Path) -> Iter
 
 
 def _merge_whole(
-    model_folder: Path, adapter_folder: Path, out_folder: Path, config: Mapping[str, Any], dtype: torch.dtype
+    model_folder: Path, adapter_folder: Path, out_folder: Path, is_scalar: bool, dtype: torch.dtype
 ) -> None:
-    load = load_scalar_model if config.get("task_type") == "SEQ_CLS" else load_causal_model
+    load = load_scalar_model if is_scalar else load_causal_model
     # Hardly anything is computed with attention here, and every model has the eager one.
     adapted = load_adapter(load(model_folder, dtype=torch.float32, attention="eager"), adapter_folder).eval()
     expected = _probe(adapted)

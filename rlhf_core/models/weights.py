@@ -54,13 +54,16 @@ def load_weights(
         model, info = _from_pretrained(folder, head, options)
     if sharding is not None:
         _set_from_folder(model, folder)
-    if new_head:
-        missing = {name for name in info["missing_keys"] if not name.startswith("score.")}
-        info = {**info, "missing_keys": missing, "unexpected_keys": set()}
-    require_all_loaded(folder, model, info)
+    require_all_loaded(folder, model, _without_heads(info) if new_head else info)
     for untied, source in _tied(model).items() - dict(getattr(model, "all_tied_weights_keys", {})).items():
         raise StageError(f"{folder}: {not_one(untied, source)}")
     return model
+
+
+def _without_heads(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`info` without the head that is not in the folder, and that of the causal model there, which is left out."""
+    missing = {name for name in info["missing_keys"] if not name.startswith("score.")}
+    return {**info, "missing_keys": missing, "unexpected_keys": set()}
 
 
 def _set_from_folder(model: Any, folder: Path) -> None:
@@ -73,12 +76,15 @@ def _set_from_folder(model: Any, folder: Path) -> None:
         )  # fmt: skip
 
 
-def require_fit(folder: Path, head: Head) -> transformers.PreTrainedModel:
+def require_fit(folder: Path, head: Head, *, new_head: bool = False) -> transformers.PreTrainedModel:
     """Return the model in `folder`, its tensors on the meta device.
 
+    new_head: the folder is a causal model's, which is checked too, and the head of the scalar one is not in it.
     Raises StageError for settings with which it cannot be built or run, and unless `load_weights` would find every
     tensor of it. Reads no weights but those of tensors that are both stored although the class ties them.
     """
+    if new_head:
+        require_fit(folder, "causal")
     with _named(folder):
         stored = stored_tensors(folder)
         if (folder / GENERATION_CONFIG).is_file():
@@ -87,7 +93,7 @@ def require_fit(folder: Path, head: Head) -> transformers.PreTrainedModel:
             raise StageError("; ".join(problems))
     state = {name: torch.empty(tensor.shape, device="meta") for name, tensor in stored.items()}
     model, info = _from_pretrained(folder, head, {"state_dict": state, "device_map": {"": "meta"}})
-    require_all_loaded(folder, model, info)
+    require_all_loaded(folder, model, _without_heads(info) if new_head else info)
     if (problem := untied_problem(folder, stored_twice(model, stored))) is not None:
         raise StageError(f"{folder}: {problem}")
     return model

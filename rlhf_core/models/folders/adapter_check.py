@@ -47,16 +47,9 @@ def adapter_problems(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def has_plain_factors(config: Mapping[str, Any]) -> bool:
-    """Return True if each change of a causal model's weight is one scaled product of factors.
-
-    config: adapter_config.json.
-    """
+    """Return True if each change of a weight is one scaled product of factors. config: adapter_config.json."""
     used = {name for name, value in config.items() if value and (name, value) != ("bias", "none")}
-    return (
-        used <= _PLAIN | _BESIDE
-        and config.get("init_lora_weights", True) in _PLAINLY_INITIALISED
-        and config.get("task_type") != "SEQ_CLS"
-    )
+    return used <= _PLAIN | _BESIDE and config.get("init_lora_weights", True) in _PLAINLY_INITIALISED
 
 
 def scaling_of(config: Mapping[str, Any]) -> float:

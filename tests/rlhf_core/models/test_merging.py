@@ -106,13 +106,40 @@ def test_an_adapter_of_linear_layers_is_merged_without_the_model_in_memory(
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, mean=0.5, std=0.2)
     save_state(adapted, get_peft_model_state_dict(adapted), tmp_path / "adapter", None)
-    monkeypatch.delattr(merging, "load_causal_model")
+    monkeypatch.delattr(merging, "_merge_whole")
     merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
     expected = {name: tensor.to(dtype) for name, tensor in parameters(adapted.merge_and_unload()).items()}
     merged = load_file(tmp_path / "merged" / "model.safetensors")
     assert merged.keys() == expected.keys()
     assert [name for name, tensor in merged.items() if not torch.equal(tensor, expected[name])] == []
     assert (tmp_path / "merged" / "config.json").read_text() == (tmp_path / "base" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("trained", [False, True], ids=["of a causal model", "of a reward model"])
+def test_an_adapter_of_a_reward_model_is_merged_without_the_model_in_memory(
+    model_folder: Path, tmp_path: Path, dtype: torch.dtype, trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is to the byte the one that peft's merge writes."""
+    base = (load_scalar_model if trained else load_causal_model)(model_folder, dtype=dtype, attention="sdpa")
+    save_state(base, parameters(base), tmp_path / "base", model_folder)
+    lora = LoraConfig(rank=2, modules_to_save=("input_layernorm",))
+    adapted = load_scalar_model(tmp_path / "base", dtype=torch.float32, attention="sdpa", lora=lora)
+    assert isinstance(adapted, PeftModel)
+    torch.manual_seed(1)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, mean=0.5, std=0.2)
+    save_state(adapted, get_peft_model_state_dict(adapted), tmp_path / "adapter", None)
+    with monkeypatch.context() as patched:
+        patched.delattr(merging, "_merge_whole")
+        merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+    monkeypatch.setattr(merging, "_plain_adapter", lambda *_: None)
+    merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "whole")
+    merged, whole = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("merged", "whole")
+    )
+    assert merged == whole
 
 
 @pytest.mark.parametrize("target", ["q_proj", "lm_head"])
