@@ -160,18 +160,28 @@ BENCHMARKS = (
         "{8 heads, one of 1,024[ranks 2][processor_seconds]:.1f} and "
         "{8 heads, one of 1,024[ranks 4][processor_seconds]:.1f} CPU seconds",
     ),
+    row(
+        "Training on 4 ranks, 57 M, ZeRO 2: replicas, ranks that share tokens, that share weights", "parallelism",
+        "{4x1x1/2[mib]:.0f}, {1x4x1/2[mib]:.0f} and {1x1x4/2[mib]:.0f} MiB a rank in place of {1x1x1/2[mib]:.0f}; "
+        "gradient off by {4x1x1/2[gradient]:.0e}, {1x4x1/2[gradient]:.0e} and {1x1x4/2[gradient]:.0e}",
+    ),
     row("Training paused for a checkpoint of {megabytes:.0f} MB", "checkpoint", "{paused_milliseconds:.0f} ms"),
     row(
         "A publish with its proof, 25 M, float32", "publish",
         "{25m[float32][seconds]:.3f} s; with all weights read back {25m[float32][read_whole_seconds]:.3f} s",
     ),
     row(
-        "Transport `ipc`; `collective`, in the time of the folder", "publish-transports",
-        "{ipc[of_folder]:.2f}; {collective[of_folder]:.2f}",
+        "Publishes of 1 GiB on one node, in the time of the folder", "publish-transports",
+        "`ipc` {ipc[of_folder]:.2f <1}; `collective` {collective[of_folder]:.2f <1}",
     ),
+    row("… between two nodes", "publish-nodes", "`collective` {collective[of_folder]:.2f <1}"),
     row(
         "Loading under ZeRO 3 on 2 ranks, {weights_mib:.0f} MiB of weights", "loading",
         "peak of {divided[peak_mib]:.0f} MiB in place of {whole[peak_mib]:.0f}",
+    ),
+    row(
+        "… {weights_mib:,.0f} MiB", "loading-1b",
+        "peak of {divided[peak_mib]:,.0f} MiB in place of {whole[peak_mib]:,.0f}",
     ),
     row(
         "Merging an adapter into {weights_mib:.0f} MiB", "merging",
@@ -200,7 +210,9 @@ BENCHMARKS = (
     row(
         "Formulas of a step against runs, 1 and 2 ranks and engines", "step-model",
         "{equal[ranks 1, engines 1][predicted_of_measured]:.2f} and "
-        "{equal[ranks 2, engines 2][predicted_of_measured]:.2f} of the measured time",
+        "{equal[ranks 2, engines 2][predicted_of_measured]:.2f} of the measured time; ragged lengths "
+        "{ragged[ranks 1, engines 1][predicted_of_measured]:.2f} and "
+        "{ragged[ranks 2, engines 2][predicted_of_measured]:.2f}",
     ),
     row("512 bundles reserved on 64 simulated nodes", "placement", "{512 bundles[median_seconds]:.2f} s, median"),
     row(
