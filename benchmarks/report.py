@@ -161,9 +161,8 @@ BENCHMARKS = (
         "{8 heads, one of 1,024[ranks 4][processor_seconds]:.1f} CPU seconds",
     ),
     row(
-        "Training on 4 ranks, 57 M, ZeRO 2: replicas, ranks that share tokens, that share weights", "parallelism",
-        "{4x1x1/2[mib]:.0f}, {1x4x1/2[mib]:.0f} and {1x1x4/2[mib]:.0f} MiB a rank in place of {1x1x1/2[mib]:.0f}; "
-        "gradient off by {4x1x1/2[gradient]:.0e}, {1x4x1/2[gradient]:.0e} and {1x1x4/2[gradient]:.0e}",
+        "Memory of 4 ranks that are replicas, share tokens, share weights, 57 M, ZeRO 2", "parallelism",
+        "{4x1x1/2[mib]:.0f}, {1x4x1/2[mib]:.0f} and {1x1x4/2[mib]:.0f} MiB a rank; of one {1x1x1/2[mib]:.0f}",
     ),
     row("Training paused for a checkpoint of {megabytes:.0f} MB", "checkpoint", "{paused_milliseconds:.0f} ms"),
     row(
