@@ -174,7 +174,8 @@ def _scalar_layout(model: transformers.PreTrainedModel, folder: Path, dtype: tor
 
 
 def _plain_adapter(model_folder: Path, adapter_folder: Path, is_scalar: bool) -> dict[str, Tensor] | None:
-    """Return the adapter's tensors in float32, or None if it changes the embedding, the causal head or no linear layer.
+    """Return the adapter's tensors in float32, or None if it changes the embedding, the causal head or no linear layer,
+    or if its names are not those of the folder.
 
     peft puts the adapter on a model without memory, which checks its names and shapes.
     Raises StageError as `_without_memory` and `load_adapter` do.
@@ -187,8 +188,8 @@ def _plain_adapter(model_folder: Path, adapter_folder: Path, is_scalar: bool) ->
     saved = {name.removeprefix(_PREFIX) for name in names if ".lora_" not in name}
     if not (_adapted(names) <= linear and {name.rpartition(".")[0] for name in saved} <= inner.keys()):
         return None
-    if is_scalar and not stored_layout(model).keys() <= read_layout(model_folder, torch.float32).keys() | saved:
-        return None  # its folder names tensors in another way than that of the causal model
+    if not stored_layout(model).keys() | _changed(names) <= read_layout(model_folder, torch.float32).keys() | saved:
+        return None  # the folder has other names for tensors than the adapter or the merged model
     load_adapter(model, adapter_folder, low_cpu_mem_usage=True)
     return {name: tensor.float() for name, tensor in load_file(adapter_folder / ADAPTER_WEIGHTS).items()}
 

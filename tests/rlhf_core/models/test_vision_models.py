@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import get_peft_model_state_dict
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,6 +21,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.folders.vision_models import VISION_MODELS
 from rlhf_core.models.layouts import PACKED, ROWS
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
+from rlhf_core.models.merging import merge_adapter
 from rlhf_core.models.output_head import backbone
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor
@@ -27,6 +29,7 @@ from rlhf_core.models.vision_models import ARCHITECTURES, VisionModel
 from rlhf_core.models.vision_models.grids import grid_positions
 from rlhf_core.packing import pack, select
 from rlhf_core.types import PackedBatch, Pixels
+from tests.rlhf_core.models.saved import save_state
 from tests.rlhf_core.pictures import IMAGES, packed_with_pictures, picture
 from tests.rlhf_core.vision_folders import BUILDERS, vision_folder
 
@@ -230,3 +233,19 @@ def test_an_architecture_that_is_not_in_the_table_is_refused(tmp_path: Path) -> 
 def test_the_tables_have_the_same_architectures() -> None:
     assert ARCHITECTURES.keys() == VISION_MODELS.keys()
     assert {*BUILDERS, "idefics3"} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("load_adapted", [load_causal_model, load_scalar_model])
+def test_an_adapter_is_merged_whatever_names_the_folder_has(folder: Path, tmp_path: Path, load_adapted: Any) -> None:
+    options = {"dtype": torch.float32, "attention": "sdpa"}
+    adapted = load_adapted(folder, **options, lora=LoraConfig(rank=2)).eval()
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.2)
+    save_state(adapted, get_peft_model_state_dict(adapted), tmp_path / "adapter", None)
+    merge_adapter(folder, tmp_path / "adapter", tmp_path / "merged")
+    merged = load_adapted(tmp_path / "merged", **options).eval()
+    ids = torch.tensor([[3, 4, 5, 6]])
+    given = adapted(input_ids=ids).logits
+    torch.testing.assert_close(merged(input_ids=ids).logits, given, rtol=1e-4, atol=1e-4)
+    assert (given - load_adapted(folder, **options).eval()(input_ids=ids).logits).abs().max() > 0.01
