@@ -12,6 +12,7 @@ from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.leases import live_holder
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
+from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 
 
@@ -29,7 +30,7 @@ class Attempts:
         )
 
     def all(self) -> list[Attempt]:
-        """Return the attempts in the order of their starts; one whose job has died is `killed`.
+        """Return the attempts in the order of their starts; one whose job died before it had published is `killed`.
 
         Raises IntegrityError for a damaged document.
         """
@@ -38,17 +39,25 @@ class Attempts:
             return attempts
         holder = live_holder(self._store, self._ref)
         alive = "" if holder is None else holder.id
-        return [_killed(each) if each.outcome == "running" and each.id != alive else each for each in attempts]
+        return [self._ended(each) if each.outcome == "running" and each.id != alive else each for each in attempts]
 
     def close_dead(self, holder: str) -> list[Attempt]:
         """Store the ends of attempts whose jobs have died, and return all attempts. holder: the id of the lease's."""
         attempts = []
         for attempt in self._stored():
             if attempt.outcome == "running" and attempt.id != holder:
-                attempt = _killed(attempt)
+                attempt = self._ended(attempt)
                 self.write(attempt)
             attempts.append(attempt)
         return attempts
+
+    def _ended(self, attempt: Attempt) -> Attempt:
+        """Return the attempt of a dead job as the manifest has it, if it died after that was stored, else `killed`."""
+        manifest = ArtifactRepository(self._store).stored_manifest(self._ref)
+        for published in () if manifest is None else manifest.attempts:
+            if published.id == attempt.id:
+                return published
+        return attempt.model_copy(update={"outcome": "killed", "reason": "its job was killed, or its node was lost"})
 
     def _stored(self) -> list[Attempt]:
         attempts = []
@@ -87,10 +96,6 @@ def _of_earlier_release(manifest: Manifest) -> Attempt:
         started_at=manifest.started_at, seen_at=manifest.finished_at, outcome="published",
         reason="of an earlier release, which kept the device seconds of all attempts as one number",
     )  # fmt: skip
-
-
-def _killed(attempt: Attempt) -> Attempt:
-    return attempt.model_copy(update={"outcome": "killed", "reason": "its job was killed, or its node was lost"})
 
 
 def document_name(started_at: datetime, attempt: str) -> str:

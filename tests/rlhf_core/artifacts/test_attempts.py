@@ -12,6 +12,7 @@ from rlhf_core.artifacts.attempts import Attempts, attempts_at
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import IntegrityError
 from tests.rlhf_core.artifacts.manifests import manifest
 
@@ -48,6 +49,21 @@ def test_the_next_job_stores_the_ends_of_the_dead(tmp_path: Path) -> None:
     attempts.write(_attempt("ours", hour=2))
     assert [each.outcome for each in attempts.close_dead("ours")] == ["killed", "failed", "running"]
     assert [each.outcome for each in attempts._stored()] == ["killed", "failed", "running"]
+
+
+def test_one_that_was_killed_after_it_had_published_is_published(tmp_path: Path) -> None:
+    """Its document is of its last heartbeat, and the manifest has its end."""
+    store = LocalStore(tmp_path / "store")
+    stored = manifest("model", attempts=(_attempt("dead", outcome="killed"), _attempt("last", 1, outcome="published")))
+    ArtifactRepository(store).commit(stored)
+    attempts = Attempts(store, stored.ref)
+    attempts.write(_attempt("dead", outcome="killed"))
+    attempts.write(_attempt("last", 1, seen_at=START + timedelta(hours=1)))
+    attempts.write(_attempt("second", 2))
+    ends = ["killed", "published", "killed"]
+    assert [each.outcome for each in attempts.all()] == ends
+    assert attempts.all()[1].seconds == 100
+    assert [each.outcome for each in attempts.close_dead("ours")] == ends
 
 
 def test_what_an_attempt_took(tmp_path: Path) -> None:
