@@ -190,6 +190,7 @@ BENCHMARKS = (
         "Planned memory of a worker of SFT, 135 M, all weights and LoRA, ZeRO 0, 2 and 3", "plan-memory-135m",
         "{lowest and highest[planned_of_peak]:.2f to} of the peak",
     ),
+    row("… 300 M", "plan-memory-300m", "{lowest and highest[planned_of_peak]:.2f to} of the peak"),
     row(
         "… 25 M, without ZeRO 3", "plan-memory", "{without ZeRO 3[planned_of_peak]:.2f to} of the peak"
     ),
