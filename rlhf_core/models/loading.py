@@ -125,7 +125,7 @@ def require_scalar_fit(folder: Path) -> transformers.PreTrainedModel:
 
 
 def _has_score_head(folder: Path) -> bool:
-    """Whether the folder has a trained head. Raises StageError if it is that of no scalar model."""
+    """Return True if the folder has a trained head. Raises StageError if it is that of no scalar model."""
     config = read_config(folder)
     if in_token_form(config):
         raise StageError(f"{folder}: this is a process reward model in token form, which has no score head")

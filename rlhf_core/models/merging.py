@@ -71,12 +71,13 @@ class MergedWeights:
                                  f"{tuple(self.layout[name].shape)}")  # fmt: skip
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        saved = dict(self._saved)
         for name, weight in read_safetensors(self._folder):
             if name not in self.layout:  # a head that is tied, or that the merged model has not
                 continue
-            yield name, self._merged(name, self._saved.get(name, weight).to(self.layout[name].dtype))
-        for name in self._saved.keys() - read_layout(self._folder, self._dtype).keys():
-            yield name, self._saved[name].to(self.layout[name].dtype)
+            yield name, self._merged(name, saved.pop(name, weight).to(self.layout[name].dtype))
+        for name, weight in saved.items():  # what the folder lacks
+            yield name, weight.to(self.layout[name].dtype)
 
     def _merged(self, name: str, base: Tensor) -> Tensor:
         factors, norms = self._factors.get(name), self._norms.get(name)

@@ -61,6 +61,13 @@ def test_merging_gives_what_the_adapted_model_gives(model_folder: Path, tmp_path
     assert not (tmp_path / "merged" / "metrics.jsonl").exists()
 
 
+def randomise(adapted: torch.nn.Module) -> None:
+    torch.manual_seed(1)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, mean=0.5, std=0.2)
+
+
 KINDS = [
     {}, {"rank_stabilised": True}, {"dora": True}, {"modules_to_save": ["model.norm", "input_layernorm"]},
 ]  # fmt: skip
@@ -76,10 +83,7 @@ def test_published_weights_are_the_merged_model(model_folder: Path, dtype: torch
     assert fresh.keys() == base.keys()
     assert all(torch.equal(base[name], tensor) for name, tensor in fresh.items())
 
-    torch.manual_seed(1)
-    for parameter in adapted.parameters():
-        if parameter.requires_grad:
-            torch.nn.init.normal_(parameter, mean=0.5, std=0.2)
+    randomise(adapted)
     merged = dict(MergedWeights(model_folder, get_peft_model_state_dict(adapted), lora.scaling, dtype))
     expected = parameters(adapted.float().merge_and_unload())
     assert expected.keys() == merged.keys()
@@ -101,10 +105,7 @@ def test_an_adapter_of_linear_layers_is_merged_without_the_model_in_memory(
     save_state(base, parameters(base), tmp_path / "base", model_folder)
     adapted = load_causal_model(tmp_path / "base", dtype=torch.float32, attention="sdpa", lora=lora)
     assert isinstance(adapted, PeftModel)
-    torch.manual_seed(1)
-    for parameter in adapted.parameters():
-        if parameter.requires_grad:
-            torch.nn.init.normal_(parameter, mean=0.5, std=0.2)
+    randomise(adapted)
     save_state(adapted, get_peft_model_state_dict(adapted), tmp_path / "adapter", None)
     monkeypatch.delattr(merging, "_merge_whole")
     merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
@@ -126,10 +127,7 @@ def test_an_adapter_of_a_reward_model_is_merged_without_the_model_in_memory(
     lora = LoraConfig(rank=2, modules_to_save=("input_layernorm",))
     adapted = load_scalar_model(tmp_path / "base", dtype=torch.float32, attention="sdpa", lora=lora)
     assert isinstance(adapted, PeftModel)
-    torch.manual_seed(1)
-    for parameter in adapted.parameters():
-        if parameter.requires_grad:
-            torch.nn.init.normal_(parameter, mean=0.5, std=0.2)
+    randomise(adapted)
     save_state(adapted, get_peft_model_state_dict(adapted), tmp_path / "adapter", None)
     with monkeypatch.context() as patched:
         patched.delattr(merging, "_merge_whole")
