@@ -350,6 +350,7 @@ class Minibatch(TrainingBatch):
 
     loss_weights: Tensor  # (N,) float32, of each trained token in the loss of the optimizer step
     imitation_weights: Tensor | None = None  # (N,) float32, of each imitated token in its cross-entropy
+    logged: Tensor | None = None  # (N,) bool, true at all tokens of the sequences that are logged; None: not this step
 
 
 @dataclass(frozen=True)

@@ -39,18 +39,21 @@ class LoggedImage(Config):
 
 
 class LoggedSequence(Config):
-    """Tokens of one sequence. The columns after `trained` have a value for each trained token, in order."""
+    """Tokens of one sequence.
+
+    The columns after `trained` have a value for each trained token, in order; None: not finite, or not computed.
+    """
 
     texts: tuple[str, ...]  # of each token
     token_ids: tuple[int, ...]
     trained: tuple[bool, ...]  # for each token: whether the policy sampled it and trains on it
-    engine_logprobs: tuple[float, ...]
-    trainer_logprobs: tuple[float, ...] | None = None  # before the update; None: the step needed none
-    entropies: tuple[float, ...] | None = None  # of the trainer's distributions there, in nats, at its temperature
-    reference_logprobs: tuple[float, ...] | None = None
-    values: tuple[float, ...] | None = None
+    engine_logprobs: tuple[float | None, ...]
+    trainer_logprobs: tuple[float | None, ...] | None = None  # before the update
+    entropies: tuple[float | None, ...] | None = None  # of its distributions, in nats, at its temperature
+    reference_logprobs: tuple[float | None, ...] | None = None
+    values: tuple[float | None, ...] | None = None
     advantages: tuple[float | None, ...]
-    step_rewards: tuple[float, ...] | None = None
+    step_rewards: tuple[float | None, ...] | None = None
     images: tuple[LoggedImage, ...] = ()
 
     @property
@@ -71,6 +74,8 @@ class LoggedCompletion(Config):
     turns: int
     reward: float | None  # total: of the completion and of its steps; None: not finite
     rewards: dict[str, float | None]  # by name, before weights and shaping
+    weighted: dict[str, float | None] = Field(default_factory=dict)  # by name; their sum and the shaping are `reward`
+    details: dict[str, float | None] = Field(default_factory=dict)  # other values of rewards, by REWARD/VALUE
     score: float | None = None
     environment: dict[str, float | None] = Field(default_factory=dict)  # the environment's counters
     versions: tuple[tuple[int, int], ...]  # (tokens, version of the weights that sampled them)

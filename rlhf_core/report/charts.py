@@ -25,6 +25,7 @@ _QUESTIONS: Mapping[str, tuple[str, ...]] = {
     "completion length": ("completion_length",),
     "entropy": ("entropy",),
     "solved, mixed and hopeless prompts": (
+        "solved_share", "mixed_share", "hopeless_share",
         "filtering/all_right_share", "filtering/kept_share", "filtering/all_wrong_share",
         "difficulty/solved_share", "difficulty/mixed_share", "difficulty/hopeless_share",
     ),

@@ -10,7 +10,7 @@ experience → ranks → scoring → algorithms/base → worker → publisher �
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -98,13 +98,14 @@ class Loop:
             batch = self.algorithm.advantages(scored, rewards, groups, self.trainer.kl_coefficient, by_name)
             require_finite(batch, trajectories)
 
-        if self.rollout_log is not None:
-            with phase("keep"):
-                self.rollout_log.step(step + 1, trajectories, batch)
-
         with phase("update"):
             masks = self.config.settings.mask_truncated_completions
-            updated = self.trainer.update(without_truncated(batch, trajectories) if masks else batch, step)
+            trained = without_truncated(batch, trajectories) if masks else batch
+            updated = self.trainer.update(trained, step, logged)
+
+        if self.rollout_log is not None:
+            with phase("keep"):
+                self.rollout_log.step(step + 1, trajectories, replace(batch, **updated.before))
 
         self.collector.trained(trajectories)
         if self.keeper is not None:
@@ -116,16 +117,20 @@ class Loop:
             proof = self.publisher.publish()
 
         validated = self.validation.after(step + 1, phase) if self.validation is not None else {}
-        return merged(describe(trajectories, scored), collected, updated, proof, validated, phase.take())
+        return merged(describe(trajectories, scored), collected, updated.metrics, proof, validated, phase.take())
 
 
 def describe(trajectories: Sequence[Trajectory], rollouts: Rollouts) -> dict[str, float]:
     """Return step metrics: total reward, reward by name, score, length, entropy, diversity.
 
     `entropy` is the mean of -log-prob over the sampled tokens: unbiased at the sampling temperature, without a forward.
-    `distinct` is the share of distinct completions among those of one prompt.
+    `distinct` is the share of distinct completions among those of one prompt. `solved_share` and `hopeless_share` are
+    the shares of prompts all of whose completions score 1, or 0; `mixed_share` is that of the others.
     """
     tokens = max(rollouts.num_trained_tokens, 1)
+    by_prompt: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        by_prompt.setdefault(trajectory.prompt.id, []).append(trajectory)
     rewards = torch.tensor([t.total_reward for t in trajectories])
     metrics = {
         "reward": float(rewards.mean()),
@@ -133,23 +138,23 @@ def describe(trajectories: Sequence[Trajectory], rollouts: Rollouts) -> dict[str
         "completion_length": rollouts.num_trained_tokens / len(trajectories),
         "truncated_share": sum(t.finish_reason == "length" for t in trajectories) / len(trajectories),
         "entropy": float(-rollouts.rollout_logprobs[rollouts.loss_mask].sum()) / tokens,
-        "distinct": _distinct_share(trajectories),
+        "distinct": _mean([len({t.completion for t in group}) / len(group) for group in by_prompt.values()]),
     }
     for name in trajectories[0].extra:
         values = [t.extra[name] for t in trajectories if name in t.extra]
-        metrics[f"reward/{name}"] = sum(values) / len(values)
+        metrics[f"reward/{name}"] = _mean(values)
     for name in sorted({name for t in trajectories for name in t.environment_metrics}):
         counts = [t.environment_metrics.get(name, 0.0) for t in trajectories]
-        metrics[f"environment/{name}"] = sum(counts) / len(counts)
+        metrics[f"environment/{name}"] = _mean(counts)
     scores = [t.score for t in trajectories if t.score is not None]
     if scores:
-        metrics["score"] = sum(scores) / len(scores)
+        metrics["score"] = _mean(scores)
+        solved, hopeless = (
+            _mean([all(t.score == score for t in group) for group in by_prompt.values()]) for score in (1.0, 0.0)
+        )
+        metrics |= {"solved_share": solved, "mixed_share": 1 - solved - hopeless, "hopeless_share": hopeless}
     return metrics
 
 
-def _distinct_share(trajectories: Sequence[Trajectory]) -> float:
-    completions: dict[str, list[str]] = {}
-    for trajectory in trajectories:
-        completions.setdefault(trajectory.prompt.id, []).append(trajectory.completion)
-    shares = [len(set(group)) / len(group) for group in completions.values()]
-    return sum(shares) / len(shares)
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

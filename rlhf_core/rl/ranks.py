@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from rlhf_core.packing import plain, select
 from rlhf_core.rl.critic import TrainsCritic
 from rlhf_core.rl.kl_controller import KLController
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER
-from rlhf_core.rl.scoring import Scores, role_of, scored
+from rlhf_core.rl.scoring import Scores, joined, role_of, scored
 from rlhf_core.rl.shards import Shards
 from rlhf_core.rl.weights import WeightSource
 from rlhf_core.rl.worker import RLWorker
@@ -37,6 +37,12 @@ from rlhf_core.training.saving import save
 from rlhf_core.types import LoggedBatch, Minibatch, PackedBatch, Rollouts, Scored, TrainingBatch
 
 B = TypeVar("B", bound=PackedBatch)
+
+
+class Updated(NamedTuple):
+    metrics: dict[str, float]
+    # `old_logprobs` and `entropies`, if they are logged and were not in the batch; (N,) float32, NaN where masked.
+    before: dict[str, Any]
 
 
 class PolicyTrainer:
@@ -135,32 +141,37 @@ class PolicyTrainer:
         }
         return [name for name, is_needed in needed.items() if is_needed]
 
-    def update(self, batch: TrainingBatch, step: int) -> dict[str, float]:
-        """Run all optimizer steps on one batch and return metrics.
+    def update(self, batch: TrainingBatch, step: int, logged: Tensor | None = None) -> Updated:
+        """Run all optimizer steps on one batch.
 
-        Metrics are means over the trained tokens and the steps, and `trained_completions`, the number of episodes with
-        a trained token. A minibatch without trained tokens is skipped.
+        logged: as in `score`. Metrics are means over the trained tokens and the steps, and `trained_completions`, the
+        number of episodes with a trained token. A minibatch without trained tokens is skipped.
 
         The KL coefficient then adapts to the KL of this batch, unless the policy was frozen.
         """
         trained = {"trained_completions": float(batch.episode_ids[batch.loss_mask].unique().numel())}
         if not batch.num_trained_tokens:
-            return trained
+            return Updated(trained, {})
         settings = self._config.settings
         frozen = settings.critic_settings is not None and step < settings.critic_settings.warmup_steps
+        before: dict[str, Any] = {}
         if frozen and batch.old_logprobs is None:
             # No policy update will measure the mismatch of its log-probs with the engine's.
-            batch = replace(batch, **self._scored(batch, ["old_logprobs"]))
+            before = self._scored(batch, ["old_logprobs"], logged)
+            batch = replace(batch, **before)
         policy: list[StepMetrics] = []
         critic: list[StepMetrics] = []
         for epoch in range(settings.epochs):
-            for minibatch in self._minibatches(batch, step * settings.epochs + epoch):
+            for minibatch in self._minibatches(batch, step * settings.epochs + epoch, logged):
                 if not minibatch.num_trained_tokens:
                     continue
                 shards = Shards(minibatch, self._workers)
                 if not frozen:
-                    of_policy = shards.of(self._division(minibatch, POLICY, self._workers.replicas))
-                    policy.append(self._workers.scatter(RLWorker.update_policy, of_policy, self.kl_coefficient)[0])
+                    division = self._division(minibatch, POLICY, self._workers.replicas)
+                    updates = self._workers.scatter(RLWorker.update_policy, shards.of(division), self.kl_coefficient)
+                    policy.append(updates[0].metrics)
+                    if minibatch.logged is not None:
+                        before = joined(division, [update.before for update in updates])
                 if self._algorithm.uses_critic:
                     of_critic = shards.of(self._division(minibatch, CRITIC, self._critics.replicas))
                     critic.append(self._critics.scatter(TrainsCritic.update_critic, of_critic)[0])
@@ -170,7 +181,8 @@ class PolicyTrainer:
             _old_logprob_metrics(batch),
             trained,
         )
-        return merged(updated, self._controlled_kl(batch, updated, adapt=not frozen))
+        known = {name: values.where(batch.loss_mask, torch.nan) for name, values in before.items()}
+        return Updated(merged(updated, self._controlled_kl(batch, updated, adapt=not frozen)), known)
 
     def _controlled_kl(self, batch: TrainingBatch, updated: Mapping[str, float], *, adapt: bool) -> dict[str, float]:
         if not self._algorithm.uses_reference:
@@ -188,10 +200,11 @@ class PolicyTrainer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._kl.load_state_dict(state["kl"])
 
-    def _minibatches(self, batch: TrainingBatch, order: int) -> list[Minibatch]:
+    def _minibatches(self, batch: TrainingBatch, order: int, logged: Tensor | None = None) -> list[Minibatch]:
         count = self._config.settings.minibatches
         if count == 1:
-            return [self._weighted(batch)]
+            # Only a single update has its log-probs from its own forward.
+            return [replace(self._weighted(batch), logged=logged if batch.old_logprobs is None else None)]
         generator = torch.Generator().manual_seed(derived_seed(self._seed, f"minibatches {order}"))
         sequence_counts = batch.episodes.bincount().tolist()  # by episode, whose sequences stay together
         sequences = torch.arange(batch.num_sequences).split(sequence_counts)

@@ -87,12 +87,15 @@ class RolloutLog:
     def _completion(self, trajectory: Trajectory, batch: TrainingBatch, spans: Sequence[slice]) -> LoggedCompletion:
         versions = [(stretch.tokens, stretch.weight_version) for stretch in trajectory.stretches]
         images = (trajectory.prompt.images + trajectory.feedback_images, *(b.images for b in trajectory.branches))
+        settings, values = self._config.settings.rewards, trajectory.extra
         return LoggedCompletion(
             text=trajectory.completion,
             finish_reason=trajectory.finish_reason,
             turns=trajectory.turns,
             reward=_rounded(trajectory.total_reward),
-            rewards={name: _rounded(trajectory.extra[name]) for name in self._config.settings.rewards},
+            rewards={name: _rounded(values[name]) for name in settings},
+            weighted={name: _rounded(reward.weight * values[name]) for name, reward in settings.items()},
+            details={name: _rounded(value) for name, value in values.items() if name not in settings},
             score=None if trajectory.score is None else _rounded(trajectory.score),
             environment=_all_rounded(trajectory.environment_metrics),
             versions=tuple(versions) or ((trajectory.num_sampled_tokens, trajectory.weight_version),),
@@ -103,8 +106,8 @@ class RolloutLog:
     def _sequence(self, batch: TrainingBatch, span: slice, images: Sequence[SequenceImage]) -> LoggedSequence:
         trained = batch.loss_mask[span]
 
-        def of_trained(values: Tensor | None) -> tuple[float, ...] | None:
-            return None if values is None else tuple(_short(value) for value in values[span][trained].tolist())
+        def of_trained(values: Tensor | None) -> tuple[float | None, ...] | None:
+            return None if values is None else tuple(_rounded(value) for value in values[span][trained].tolist())
 
         ids = batch.input_ids[span].tolist()
         return LoggedSequence(

@@ -62,6 +62,7 @@ class Scores(Protocol):
 
 
 S = TypeVar("S", bound=Scores)
+B = TypeVar("B", bound=PackedBatch)
 
 
 class FrozenWorker:
@@ -95,7 +96,11 @@ def scored(
 
     shards: of the division, if they were sent before.
     """
-    results = ranks.scatter(Scores.score, shards or division.split(), names)
+    return joined(division, ranks.scatter(Scores.score, shards or division.split(), names))
+
+
+def joined(division: Division[B], results: Sequence[Sequence[Mapping[str, Tensor]]]) -> dict[str, Tensor]:
+    """Return the values of a whole batch by name, (N,). results: [replica][micro-batch] values (n,) by name."""
     return {name: division.join([[part[name] for part in replica] for replica in results]) for name in results[0][0]}
 
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -41,6 +43,13 @@ from rlhf_core.training.saving import write_model
 from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import Stateful
 from rlhf_core.types import Minibatch, PackedBatch
+
+
+class PolicyUpdate(NamedTuple):
+    metrics: StepMetrics
+    # Of each micro-batch, if it has `logged`: `old_logprobs`, of the policy before the update, and `entropies`, which
+    # micro-batches without a logged sequence do not have; (n,) float32 on CPU.
+    before: list[dict[str, Tensor]]
 
 
 class RLWorker(SnapshotWorker):
@@ -102,16 +111,22 @@ class RLWorker(SnapshotWorker):
         """See scoring.Scores."""
         return self._models()[role].shares_prompts
 
-    def update_policy(self, batches: Sequence[Minibatch], kl_coefficient: float) -> StepMetrics:
+    def update_policy(self, batches: Sequence[Minibatch], kl_coefficient: float) -> PolicyUpdate:
         """Run one optimizer step of the policy. Loss weights of the micro-batches span all ranks."""
         settings = self._config.settings
+        before: list[dict[str, Tensor]] = []
         balance = step_routing(self._policy, batches) if settings.moe_coefficient > 0 else None
 
         def loss(model: nn.Module, batch: Minibatch) -> LossAndMetrics:
+            logged = batch.on_host.logged
+            with_entropy = settings.entropy_coefficient > 0 or (logged is not None and bool(logged.any()))
             logprobs, entropy, routing = model(
                 batch, temperature=self._config.sampling.temperature, only=batch.loss_mask,
-                with_entropy=settings.entropy_coefficient > 0, with_routing=balance is not None,
+                with_entropy=with_entropy, with_routing=balance is not None,
             )  # fmt: skip
+            if logged is not None:
+                entropies = torch.zeros_like(logprobs) if entropy is None else entropy
+                before.append({"old_logprobs": logprobs.detach(), "entropies": entropies.detach()})
             value, metrics = self._algorithm.policy_loss(logprobs, entropy, batch, kl_coefficient)
             metrics = merged(metrics, {"policy_loss": Sum(value.detach())})
             if balance is not None:
@@ -127,7 +142,7 @@ class RLWorker(SnapshotWorker):
         metrics = self._policy.step(batches, loss)
         if self._average is not None and not metrics.skipped:
             self._average.update()
-        return metrics
+        return PolicyUpdate(metrics, [{name: values.cpu() for name, values in each.items()} for each in before])
 
     def update_critic(self, batches: Sequence[Minibatch]) -> StepMetrics:
         """Run one optimizer step of the critic."""

@@ -127,7 +127,7 @@ def test_an_update_does_not_depend_on_how_episodes_are_cut(
         ours, _ = trainer(config, model, tmp_path)
         scored = ours.score(pack_trajectories(episodes(cut_in_two=cut_in_two)))
         batch = build_algorithm(config).advantages(scored, REWARDS, GROUPS, ours.kl_coefficient, {"exact": REWARDS})
-        metrics.append(ours.update(batch, 0))
+        metrics.append(ours.update(batch, 0).metrics)
         after.append(ours.probe(probe))
     assert after[0] == pytest.approx(after[1], abs=2e-5)
     assert metrics[0]["gradient_norm"] == pytest.approx(metrics[1]["gradient_norm"], rel=1e-4)

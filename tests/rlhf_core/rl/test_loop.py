@@ -122,6 +122,15 @@ def test_a_step_measures_what_happened(tmp_path: Path) -> None:
     assert ours.context.progresses[-1][:3] == (3, 3, "rl")
 
 
+def test_a_step_counts_the_prompts_that_are_solved_mixed_and_hopeless(tmp_path: Path) -> None:
+    ours = loop(tmp_path, FunctionOf(lambda c: {"reward": 1.0, "score": float(c == "a")}))
+    shares = ("solved_share", "mixed_share", "hopeless_share")
+    last = ours.run()
+    assert [last[name] for name in shares] == [0.0, 1.0, 0.0]
+    last = loop(tmp_path / "always", FunctionOf(lambda c: {"reward": 0.0, "score": 1.0})).run()
+    assert [last[name] for name in shares] == [1.0, 0.0, 0.0]
+
+
 def test_the_rewarded_completion_becomes_likelier(tmp_path: Path) -> None:
     ours = loop(tmp_path, FunctionOf(lambda c: float(c == "a")))
     prompt = to_prompts(ROWS, TOKENIZER, max_tokens=13)[0].token_ids

@@ -16,6 +16,7 @@ from rlhf_core.artifacts.logged_rollouts import LoggedStep, decode_step, step_of
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.rl.experience import pack_trajectories
+from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.rollout_log import RolloutLog, chosen_groups
 from rlhf_core.types import Branch, Prompt, SequenceImage, TrainingBatch, Trajectory
 from tests.rlhf_core.rl.test_loop import CONFIG, TOKENIZER, FunctionOf, loop
@@ -29,6 +30,10 @@ ROW = {"id": "r", "prompt": [{"role": "user", "content": "0?"}], "answer": 7}
 def steps_in(live: LiveFiles) -> dict[int, LoggedStep]:
     files = {step_of(path): live.get(path) for path in live.paths("rollouts/")}
     return {step: decode_step(data, "here") for step, data in files.items() if step is not None and data is not None}
+
+
+def logged(ours: Loop) -> RolloutLog:
+    return RolloutLog(ours.config, TOKENIZER, ours.context.live)
 
 
 def trajectory(reward: float, *branches: Branch, images: tuple[SequenceImage, ...] = ()) -> Trajectory:
@@ -73,30 +78,72 @@ def test_each_token_stands_with_what_it_was_trained_on(tmp_path: Path) -> None:
     assert step.groups[0].prompt[0]["content"].endswith("?")
 
 
-def test_entropies_are_logged_where_the_step_scores_before_its_updates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_the_trainers_log_probs_and_entropies_are_those_before_the_update(tmp_path: Path, minibatches: int) -> None:
     settings = CONFIG.model_dump(mode="json", exclude_unset=True)
     config = RLConfig.model_validate_json(
         json.dumps(
-            settings | {"log_rollouts": {"prompts": 1, "steps": 2}, "grpo": settings["grpo"] | {"minibatches": 2}}
+            settings
+            | {"log_rollouts": {"prompts": 1, "steps": 2}, "grpo": settings["grpo"] | {"minibatches": minibatches}}
         )
     )
     ours = loop(tmp_path, FunctionOf(lambda c: float(c == "a")), config)
-    replace(ours, rollout_log=RolloutLog(config, TOKENIZER, ours.context.live)).run()
+    replace(ours, rollout_log=logged(ours)).run()
     steps = steps_in(ours.context.live)
     assert sorted(steps) == [1, 3]
     for step in steps.values():
         (group,) = step.groups
+        assert sum(step.histograms["ratio"].counts) == 4  # of the prompt that is not logged, too
         for sequence in (sequence for completion in group.completions for sequence in completion.sequences):
-            assert sequence.entropies is not None
             # Weights are small: the first policies are uniform over the vocabulary, but for a hundredth.
-            assert sequence.entropies == pytest.approx([math.log(len(TOKENIZER))] * sum(sequence.trained), abs=0.05)
+            uniform = [math.log(len(TOKENIZER))] * sum(sequence.trained)
+            assert sequence.entropies == pytest.approx(uniform, abs=0.05)
+            assert sequence.trainer_logprobs == pytest.approx([-value for value in uniform], abs=0.5)
+
+
+def test_the_log_changes_nothing_that_is_trained(tmp_path: Path) -> None:
+    plain, logging = (loop(tmp_path / name, FunctionOf(lambda c: float(c == "a"))) for name in ("plain", "logging"))
+    without, last = (each.run() for each in (plain, replace(logging, rollout_log=logged(logging))))
+    measured = {name for name in last if not name.startswith("seconds/")}
+    assert {name: last[name] for name in measured} == {name: without[name] for name in measured}
+    assert plain.trainer.digests() == logging.trainer.digests()
+
+
+def test_a_truncated_completion_that_is_not_trained_on_has_no_log_probs(tmp_path: Path) -> None:
+    settings = CONFIG.model_dump(mode="json", exclude_unset=True)
+    masking = settings | {"grpo": settings["grpo"] | {"mask_truncated_completions": True}, "steps": 1}
+    config = RLConfig.model_validate_json(json.dumps(masking | {"sampling": {"max_tokens": 2}}))
+    ours = loop(tmp_path, FunctionOf(lambda c: float(c == "a")), config)
+    replace(ours, rollout_log=logged(ours)).run()
+    (step,) = steps_in(ours.context.live).values()
+    known = {
+        completion.finish_reason: {value is not None for value in completion.sequences[0].trainer_logprobs or ()}
+        for group in step.groups
+        for completion in group.completions
+    }
+    assert known == {"stop": {True}, "length": {False}}
+
+
+def test_a_completion_says_what_each_reward_contributes(tmp_path: Path) -> None:
+    settings = CONFIG.model_dump(mode="json", exclude_unset=True)
+    own = settings["grpo"]["rewards"]["own"] | {"weight": 0.5}
+    shaping = {"clip": [-1.0, 0.25]}
+    weighted = settings | {"grpo": settings["grpo"] | {"rewards": {"own": own}, "shaping": shaping}, "steps": 1}
+    config = RLConfig.model_validate_json(json.dumps(weighted))
+    ours = loop(tmp_path, FunctionOf(lambda c: {"reward": float(c == "a"), "words": 2.0}), config)
+    replace(ours, rollout_log=logged(ours)).run()
+    (step,) = steps_in(ours.context.live).values()
+    right = [c for group in step.groups for c in group.completions if c.text == "a"]
+    assert [(c.rewards, c.weighted, c.details, c.reward) for c in right] == [
+        ({"own": 1.0}, {"own": 0.5}, {"own/words": 2.0}, 0.25)
+    ] * 2
 
 
 def test_the_same_run_logs_the_same_bytes(tmp_path: Path) -> None:
     logs = []
     for name in ("one", "other"):
         ours = loop(tmp_path / name, FunctionOf(lambda c: float(c == "a")))
-        replace(ours, rollout_log=RolloutLog(CONFIG, TOKENIZER, ours.context.live)).run()
+        replace(ours, rollout_log=logged(ours)).run()
         logs.append({path: ours.context.live.get(path) for path in ours.context.live.paths()})
     assert logs[0] == logs[1] != {}
 

@@ -164,9 +164,9 @@ def test_rl_balances_the_experts(tmp_path: Path) -> None:
         **vars(batch), rollout_logprobs=torch.zeros(batch.num_tokens), advantages=torch.zeros(batch.num_tokens)
     )
     trainer = rl_trainer(model, tmp_path / "on", 1.0)
-    losses = [trainer.update(batch, step)["load_balancing_loss"] for step in range(4)]
+    losses = [trainer.update(batch, step).metrics["load_balancing_loss"] for step in range(4)]
     assert 2.0 < losses[-1] < losses[0]  # 2: evenly, two a token
-    metrics = rl_trainer(model, tmp_path / "off", 0.0).update(batch, 0)
+    metrics = rl_trainer(model, tmp_path / "off", 0.0).update(batch, 0).metrics
     assert "load_balancing_loss" not in metrics
     assert metrics["gradient_norm"] == 0  # without advantages nothing else is trained
 

@@ -81,6 +81,6 @@ def test_rl_counts_and_ends(tmp_path: Path) -> None:
         **vars(batch), rollout_logprobs=torch.zeros(batch.num_tokens),
         advantages=torch.linspace(-1, 1, batch.num_tokens),
     )  # fmt: skip
-    assert [trainer.update(batch, step)["skipped_updates"] for step in range(2)] == [0.0, 1.0]
+    assert [trainer.update(batch, step).metrics["skipped_updates"] for step in range(2)] == [0.0, 1.0]
     with pytest.raises(StageError, match=ENDED):
         trainer.update(batch, 2)
