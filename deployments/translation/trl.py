@@ -6,6 +6,7 @@ Names and defaults are those of TRL 1.16. A script is parsed, never run.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,7 +152,11 @@ def translate(origin: Origin) -> Translation:
     read = read_file(origin)
     given, lora = Given(read.settings, _REASONS), Given(read.lora or {}, _REASONS)
     result = Translation({"name": recipe_name(origin.file)}, read.model, files=read.files)
-    result.assumed += [f"the form of the reward {each['function']}: {each['form']}" for each in read.rewards]
+    result.assumed += [
+        f"the form of the reward {each.name}: {each.settings['form']}"
+        for each in read.rewards
+        if each.settings.get("type") == "function"
+    ]
     set_seed(result.recipe, given, "seed")
     stage: dict[str, Any] = {"dataset": "train"}
     if read.lora is not None:
@@ -166,6 +171,11 @@ def translate(origin: Origin) -> Translation:
     names = {"grpo": ("rl", "prompts"), "dpo": ("preference", "preferences"), "sft": ("sft", "conversations")}
     name, data_format = names[read.kind]
     dataset: dict[str, Any] = {"format": data_format, "source": source}
+    if answered := [reward.name for reward in read.rewards if reward.settings.get("type") == "verifier"]:
+        dataset["columns"] = {"answer": "solution"}
+        result.assumed.append(
+            f"the column `solution`, which {answered[0]} reads, is `answer` here, and has no other name"
+        )
     if read.kind != "grpo":  # TRL cuts rows
         dataset["on_long_row"] = "truncate"
     if source["type"] == "files":
@@ -329,8 +339,22 @@ def _grpo(rl: dict[str, Any], given: Given, task: _Task) -> None:
     if len(weights) != len(task.read.rewards):
         raise RecipeError(f"reward_weights has {len(weights)} numbers for {len(task.read.rewards)} reward functions")
     for reward, weight in zip(task.read.rewards, weights, strict=True):
-        block["rewards"][reward["function"]] = reward | ({"weight": float(weight)} if weight != 1 else {})
+        if reward.overlong is not None:
+            put(block, "shaping.overlong", _overlong(reward.overlong, float(weight), rl["sampling"]["max_tokens"]))
+        else:
+            block["rewards"][reward.name] = reward.settings | ({"weight": float(weight)} if weight != 1 else {})
     rl |= {"algorithm": algorithm, "steps": steps, "prompts_per_step": prompts, algorithm.replace("-", "_"): block}
+
+
+def _overlong(arguments: Mapping[str, Any], weight: float, max_tokens: int) -> dict[str, Any]:
+    """Return the penalty of a soft overlong punishment. Raises RecipeError unless it ends at `max_tokens`."""
+    if arguments.get("max_completion_len") != max_tokens or not isinstance(arguments.get("soft_punish_cache"), int):
+        shown = ", ".join(f"{name}={getattr(value, 'text', value)}" for name, value in arguments.items())
+        raise RecipeError(
+            f"get_soft_overlong_punishment({shown}) is `shaping.overlong` here, which ends at max_completion_length, "
+            f"{max_tokens}: write both as numbers, with max_completion_len={max_tokens}"
+        )
+    return {"buffer": arguments["soft_punish_cache"], "penalty": weight}
 
 
 def _rollout_length(completion: int, given: Given, task: _Task) -> int:

@@ -13,9 +13,39 @@ from rlhf_core.system.yaml_text import YAMLTextError, read_yaml
 
 KINDS = {"GRPO": "grpo", "DPO": "dpo", "SFT": "sft"}  # beginnings of the names of configs and trainers
 
+_POSITIONS = {  # arguments of the trainers, which may be given by position
+    "grpo": ("model", "reward_funcs", "args", "train_dataset"),
+    "dpo": ("model", "ref_model", "args", "data_collator", "train_dataset"),
+    "sft": ("model", "args", "data_collator", "train_dataset"),
+}
 _REWARDS_FILE = "rewards.py"  # functions of a script, beside the recipe
+_OVERLONG = "get_soft_overlong_punishment"
+_OVERLONG_OF_YAML = {"max_completion_len": 1280, "soft_punish_cache": 256}  # of the command `trl grpo`
+_OF_TRL: dict[str, dict[str, Any]] = {  # trl.rewards
+    "accuracy_reward": {"type": "verifier", "kind": "math"},
+    "reasoning_accuracy_reward": {"type": "verifier", "kind": "math", "pattern": r"(?s)\A.*</think>(.*)"},
+    "think_format_reward": {
+        "type": "function", "path": _REWARDS_FILE, "function": "think_format_reward", "form": "trl",
+    },
+}  # fmt: skip
+_THINK_FORMAT = '''def think_format_reward(completions, **kwargs):
+    """Return 1 for a completion that begins with its only <think> and has </think>, else 0, as TRL's does."""
+    return [
+        float(text.startswith("<think>") and text.count("<think>") == 1 and "</think>" in text)
+        for text in completions
+    ]
+'''
 _LOADERS = ("json", "csv", "parquet")  # of `load_dataset`, whose rows are in `data_files`
 _OF_YAML = ("model_name_or_path", "dataset_name", "dataset_config", "dataset_train_split", "reward_funcs")
+
+
+@dataclass(frozen=True, slots=True)
+class TRLReward:
+    """An entry of reward_funcs."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)  # of the reward here
+    overlong: dict[str, Any] | None = None  # arguments of a soft overlong punishment, which is no reward here
 
 
 @dataclass(slots=True)
@@ -29,7 +59,7 @@ class TRLFile:
     subset: str | None = None
     split: str | None = None
     lora: dict[str, Any] | None = None
-    rewards: list[dict[str, Any]] = field(default_factory=list)  # settings of function rewards
+    rewards: list[TRLReward] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)  # written beside the recipe
     is_yaml: bool = False
 
@@ -52,7 +82,7 @@ def _of_yaml(origin: Origin) -> TRLFile:
         raise RecipeError(f"{origin.file}: it has no dataset_name, so there is nothing to train on")
     settings = {str(name): value for name, value in values.items() if name not in _OF_YAML}
     named = values.get("reward_funcs") or []
-    rewards = [_reward_of_module(name, origin) for name in ([named] if isinstance(named, str) else named)]
+    rewards = [_reward_of_yaml(name, origin) for name in ([named] if isinstance(named, str) else named)]
     return TRLFile(
         _kind_of_yaml(settings, bool(rewards), origin),
         settings,
@@ -64,6 +94,7 @@ def _of_yaml(origin: Origin) -> TRLFile:
         if settings.get("use_peft")
         else None,
         rewards,
+        {_REWARDS_FILE: _THINK_FORMAT} if "think_format_reward" in named else {},
         is_yaml=True,
     )
 
@@ -86,7 +117,12 @@ def _kind_of_yaml(settings: Mapping[str, Any], has_rewards: bool, origin: Origin
     )
 
 
-def _reward_of_module(name: str, origin: Origin) -> dict[str, Any]:
+def _reward_of_yaml(name: str, origin: Origin) -> TRLReward:
+    """Return a reward of TRL, or a function of a module."""
+    if name in _OF_TRL:
+        return TRLReward(name, _OF_TRL[name])
+    if name == _OVERLONG:
+        return TRLReward(name, overlong=_OVERLONG_OF_YAML)
     module, _, function = name.rpartition(".")
     file = origin.local(f"{module.replace('.', '/')}.py") if module else None
     if file is None:
@@ -99,12 +135,12 @@ def _reward_of_module(name: str, origin: Origin) -> dict[str, Any]:
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def _reward(function: str, path: str, code: Sequence[ast.AST]) -> dict[str, Any]:
+def _reward(function: str, path: str, code: Sequence[ast.AST]) -> TRLReward:
     """Return a function reward, of messages where the code reads their `content`."""
     reads = (node.slice for each in code for node in ast.walk(each) if isinstance(node, ast.Subscript))
     messages = any(isinstance(index, ast.Constant) and index.value == "content" for index in reads)
     form = "trl_conversational" if messages else "trl"
-    return {"type": "function", "path": path, "function": function, "form": form}
+    return TRLReward(function, {"type": "function", "path": path, "function": function, "form": form})
 
 
 def _parsed(text: str, shown: str) -> ast.Module:
@@ -131,17 +167,21 @@ class _Script:
     def read(self) -> TRLFile:
         configs = [call for call in self._calls("Config") if _short_name(call)[: -len("Config")] in KINDS]
         trainers = [call for call in self._calls("Trainer") if _short_name(call)[: -len("Trainer")] in KINDS]
-        if len(configs) != 1 or len(trainers) != 1:
+        arguments = self._arguments(trainers[0]) if len(trainers) == 1 else {}
+        if len(trainers) != 1 or len(configs) != ("args" in arguments):  # without args, all is TRL's default
             raise RecipeError(
                 f"{self._origin.file}: it has {len(configs)} configs and {len(trainers)} trainers of GRPO, DPO or SFT; "
-                "give a script with one of each"
+                "give a script with one trainer, and the config that is its `args`"
             )
-        config, trainer = configs[0], trainers[0]
-        kind = KINDS[_short_name(config)[: -len("Config")]]
-        arguments = {keyword.arg: keyword.value for keyword in trainer.keywords if keyword.arg is not None}
-        settings = {**self._settings(config, ("output_dir",)), **self._set_later(config)}
+        trainer = trainers[0]
+        kind = KINDS[_short_name(trainer)[: -len("Trainer")]]
+        settings = {
+            name: value
+            for config in configs
+            for name, value in {**self._settings(config, ("output_dir",)), **self._set_later(config)}.items()
+        }
         read = TRLFile(kind, settings, None, "")
-        self._read_model(arguments.pop("model", trainer.args[0] if trainer.args else None), read)
+        self._read_model(arguments.pop("model", None), read)
         self._read_data(arguments.pop("train_dataset", None), read)
         if "peft_config" in arguments:
             adapters = self._calls("LoraConfig")
@@ -155,6 +195,12 @@ class _Script:
         read.settings |= {f"{name}.{key}": self._value(value) for key, value in arguments.items()}
         read.settings |= {f"{name}.**": Expression(ast.unparse(k.value)) for k in trainer.keywords if k.arg is None}
         return read
+
+    def _arguments(self, trainer: ast.Call) -> dict[str, ast.expr]:
+        """Return the arguments of a trainer by name; those beyond its known positions have a number."""
+        names = _POSITIONS[KINDS[_short_name(trainer)[: -len("Trainer")]]]
+        arguments = {names[i] if i < len(names) else f"argument {i + 1}": value for i, value in enumerate(trainer.args)}
+        return arguments | {keyword.arg: keyword.value for keyword in trainer.keywords if keyword.arg is not None}
 
     def _calls(self, ending: str) -> list[ast.Call]:
         return [
@@ -244,30 +290,55 @@ class _Script:
                 yield from self._parts(inner, seen)
 
     def _read_rewards(self, node: ast.expr, read: TRLFile) -> None:
-        """Copy the reward functions of the script, and what they use, into a file of their own."""
+        """Read the rewards, and copy those that are functions of the script into a file of their own."""
         if isinstance(node, ast.Name) and len(self._assigned.get(node.id, ())) == 1:
             node = self._assigned[node.id][0]
-        listed = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
         defined = _bindings(self._tree)
         needed: dict[int, ast.stmt] = {}
-        for each in listed:
-            if not isinstance(each, ast.Name) or not isinstance(defined.get(each.id), _FUNCTIONS):
-                raise RecipeError(
-                    f"{self._origin.file}: reward_funcs has `{ast.unparse(each)}`, which is no function of this file: "
-                    "define it there, at the top level"
-                )
-            code = _used(each.id, defined)
-            for statement in code:
-                if isinstance(statement, ast.ImportFrom) and (statement.module or "").partition(".")[0] == "trl":
-                    raise RecipeError(f"{self._origin.file}: the reward {each.id} uses {ast.unparse(statement)}, which "
-                                      "there is not here: define it in the file")  # fmt: skip
-                needed[statement.lineno] = statement
-            functions = [statement for statement in code if isinstance(statement, _FUNCTIONS)]
-            read.rewards.append(_reward(each.id, _REWARDS_FILE, functions))
+        for each in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
+            read.rewards.append(self._of_trl(each, defined) or self._of_script(each, defined, needed))
         lines = self._text.splitlines()
         parts = ["\n".join(lines[_first_line(needed[i]) - 1 : needed[i].end_lineno]) for i in sorted(needed)]
-        head = f'"""Reward functions of {self._origin.file.name}, as they are there."""'
-        read.files[_REWARDS_FILE] = "\n\n".join([head, *parts]) + "\n"
+        if parts:
+            parts.insert(0, f'"""Reward functions of {self._origin.file.name}, as they are there."""')
+        if any(reward.name == "think_format_reward" for reward in read.rewards):
+            parts.append(_THINK_FORMAT.rstrip())
+        if parts:
+            read.files[_REWARDS_FILE] = "\n\n".join(parts) + "\n"
+
+    def _of_trl(self, node: ast.expr, defined: Mapping[str, ast.stmt]) -> TRLReward | None:
+        """Return the reward that `node` is, if it is one of `trl.rewards`."""
+        if isinstance(node, ast.Name) and len(self._assigned.get(node.id, ())) == 1:
+            node = self._assigned[node.id][0]
+        named = node.func if isinstance(node, ast.Call) else node
+        statement = defined.get(named.id) if isinstance(named, ast.Name) else None
+        if not isinstance(statement, ast.ImportFrom) or (statement.module or "").partition(".")[0] != "trl":
+            return None
+        assert isinstance(named, ast.Name)
+        name = next(alias.name for alias in statement.names if named.id in (alias.asname, alias.name))
+        if name == _OVERLONG and isinstance(node, ast.Call):
+            return TRLReward(name, overlong=self._settings(node, tuple(_OVERLONG_OF_YAML)))
+        if name not in _OF_TRL or isinstance(node, ast.Call):
+            raise RecipeError(
+                f"{self._origin.file}: reward_funcs has `{ast.unparse(node)}` of TRL, which has no counterpart here; "
+                f"there are {', '.join((*_OF_TRL, _OVERLONG))}"
+            )
+        return TRLReward(name, _OF_TRL[name])
+
+    def _of_script(self, node: ast.expr, defined: Mapping[str, ast.stmt], needed: dict[int, ast.stmt]) -> TRLReward:
+        """Return the reward of a function of the script, whose code is added to `needed` by its line."""
+        if not isinstance(node, ast.Name) or not isinstance(defined.get(node.id), _FUNCTIONS):
+            raise RecipeError(
+                f"{self._origin.file}: reward_funcs has `{ast.unparse(node)}`, which is no function of this file: "
+                "define it there, at the top level"
+            )
+        code = _used(node.id, defined)
+        for statement in code:
+            if isinstance(statement, ast.ImportFrom) and (statement.module or "").partition(".")[0] == "trl":
+                raise RecipeError(f"{self._origin.file}: the reward {node.id} uses {ast.unparse(statement)}, which "
+                                  "there is not here: define it in the file")  # fmt: skip
+            needed[statement.lineno] = statement
+        return _reward(node.id, _REWARDS_FILE, [each for each in code if isinstance(each, _FUNCTIONS)])
 
 
 def _short_name(call: ast.Call) -> str:

@@ -15,11 +15,14 @@ from typer.testing import CliRunner
 from deployments.cli.main import app
 from deployments.translation import openrlhf, trl, verl
 from deployments.translation.settings import Origin, Setting
+from rlhf_core.config.rewards.rewards import FunctionReward, VerifierReward
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.prepare import check
 from rlhf_core.recipe.loading import load_recipe
+from rlhf_core.rewards import build_text_reward
 from rlhf_core.system.yaml_text import read_yaml
 from tests.rlhf_core.recipes import model_folder
+from tests.rlhf_core.stages.context import LocalContext
 
 pytestmark = pytest.mark.parts
 
@@ -237,6 +240,14 @@ def _trl(settings: Mapping[str, Any]) -> str:
     )
 
 
+def _overlong(longest: int) -> str:
+    calls = f"[f, get_soft_overlong_punishment({longest}, soft_punish_cache=64)]"
+    settings = {"max_completion_length": 256, "reward_weights": [1.0, 0.5]}
+    return "from trl.rewards import get_soft_overlong_punishment\n" + _trl(settings).replace(
+        "reward_funcs=f", f"reward_funcs={calls}"
+    )
+
+
 VALUES: dict[str, Any] = {
     "num_generations": 4,
     "lr_scheduler_type": "constant_with_warmup", "scale_rewards": "none", "bf16": False, "attn_implementation": "eager",
@@ -284,6 +295,7 @@ def test_no_setting_of_a_table_is_lost(
     [
         ("trl", "a.py", "x = (", "it is no Python: '(' was never closed"),
         ("trl", "a.py", "print(1)", "it has 0 configs and 0 trainers of GRPO, DPO or SFT; give a script with one"),
+        ("trl", "a.py", _trl({}).replace("GRPOConfig()", "parsed"), "it has 0 configs and 1 trainers of GRPO"),
         ("trl", "a.toml", "x = 1", "give a script of TRL (.py), or the .yaml file of its command"),
         ("trl", "a.yaml", "learning_rate: 1", "it has no dataset_name, so there is nothing to train on"),
         ("trl", "a.yaml", "dataset_name: a/b", "it does not say whether it is of `trl grpo`, `trl dpo` or `trl sft`"),
@@ -291,9 +303,15 @@ def test_no_setting_of_a_table_is_lost(
         ("trl", "a.yaml", "dataset_name: a/b\nbeta: 0.1\nmax_steps: many", "a value has not the type that trl"),
         (
             "trl", "a.py",
-            _trl({}).replace("def f(completions, **kwargs): return [1.0]", "from trl.rewards import f"),
+            _trl({}).replace("def f(completions, **kwargs): return [1.0]", "from rewards import f"),
             "reward_funcs has `f`, which is no function of this file: define it there, at the top level",
         ),
+        (
+            "trl", "a.py",
+            _trl({}).replace("def f(completions, **kwargs): return [1.0]", "from trl.rewards import f"),
+            "reward_funcs has `f` of TRL, which has no counterpart here; there are accuracy_reward, reasoning_accur",
+        ),
+        ("trl", "a.py", _overlong(1280), "(max_completion_len=1280, soft_punish_cache=64) is `shaping.overlong` here"),
         ("trl", "a.py", _trl({"num_generations": 3}), "8 completions of a batch are not divisible by num_gen"),
         ("openrlhf", "a.sh", "echo", "it has 0 commands of openrlhf.cli.train_ppo_ray, openrlhf.cli.train_sft, "),
         ("openrlhf", "a.sh", _openrlhf({"x": "'"}), "its command cannot be split into words: No closing quotation"),
@@ -379,6 +397,79 @@ def test_a_script_is_never_run(folder: Path) -> None:
     script.write_text(script.read_text() + "\nopen('ran', 'w')\n")
     translated("trl", str(script))
     assert not Path("ran").exists()
+
+
+QUICK_START = """from datasets import load_dataset
+from trl import GRPOTrainer
+from trl.rewards import accuracy_reward
+
+dataset = load_dataset("json", data_files="rows.jsonl", split="train")
+trainer = GRPOTrainer(
+    model="Qwen/Qwen2.5-0.5B-Instruct",
+    reward_funcs=accuracy_reward,
+    train_dataset=dataset,
+)
+trainer.train()
+"""
+
+
+def test_the_quick_start_of_trl(folder: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": f"{i}+1?"}], "solution": f"${i + 1}$"} for i in range(64)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("train.py").write_text(QUICK_START)
+    translated("trl", "train.py")
+    recipe = load_recipe("mine/recipe.yaml").recipe
+    rl = recipe.stages["rl"].model_dump()
+    assert recipe.data["train"].columns == {"answer": "solution"}
+    assert (rl["prompts_per_step"], rl["steps"], rl["grpo"]["group_size"]) == (1, 192, 8)  # TRL's defaults
+    assert (rl["grpo"]["optimizer"]["learning_rate"], rl["grpo"]["aggregation"]) == (1e-6, "token")
+    reward = rl["grpo"]["rewards"]["accuracy_reward"]
+    assert (reward["type"], reward["kind"], reward["pattern"]) == ("verifier", "math", None)
+    assert "rl" in check("mine/recipe.yaml", []).graph
+
+
+@pytest.mark.parametrize(
+    ("name", "completion", "reward"),
+    [
+        ("accuracy_reward", r"so it is \boxed{4}", 1.0),
+        ("reasoning_accuracy_reward", r"<think>2, no</think> It is \boxed{4}.", 1.0),
+        ("reasoning_accuracy_reward", r"<think>4</think> It is \boxed{2}.", 0.0),
+        ("reasoning_accuracy_reward", r"<think>so it is \boxed{4}", 0.0),
+        ("think_format_reward", "<think>\nyes\n</think>\n4", 1.0),
+        ("think_format_reward", "<think>yes 4", 0.0),
+        ("think_format_reward", "<think>yes<think>no</think> 4", 0.0),
+        ("think_format_reward", "yes <think>no</think> 4", 0.0),
+    ],
+)
+@pytest.mark.parametrize("file", ["a.py", "a.yaml"])
+def test_rewards_of_trl(tmp_path: Path, file: str, name: str, completion: str, reward: float) -> None:
+    script = _trl({}).replace("def f(completions, **kwargs): return [1.0]", f"from trl.rewards import {name} as f")
+    (tmp_path / file).write_text(script if file == "a.py" else f"dataset_name: a/b\nreward_funcs: [{name}]\n")
+    translation = trl.translate(Origin(tmp_path / file, tmp_path))
+    for path, text in translation.files.items():
+        (tmp_path / path).write_text(text)
+    settings = translation.recipe["rl"]["grpo"]["rewards"][name]
+    config = (VerifierReward if settings["type"] == "verifier" else FunctionReward).model_validate(settings)
+    built = build_text_reward(config, LocalContext(tmp_path / "work", user_files_root=tmp_path))
+    assert built([completion], ["2+2?"], [{"answer": "4"}]).rewards == [reward]
+    built.close()
+
+
+def test_an_overlong_punishment_of_trl_is_shaping(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(_overlong(256))
+    block = trl.translate(Origin(tmp_path / "a.py", tmp_path)).recipe["rl"]["grpo"]
+    assert (list(block["rewards"]), block["shaping"]) == (["f"], {"overlong": {"buffer": 64, "penalty": 0.5}})
+
+
+def test_arguments_of_a_trainer_by_position(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "def f(completions, **kwargs): return [1.0]\n"
+        "t = GRPOTrainer('a/b', f, GRPOConfig(num_generations=4), load_dataset('c/d'), held_out)\n"
+    )
+    translation = trl.translate(Origin(tmp_path / "a.py", tmp_path))
+    assert (translation.model, translation.recipe["data"]["train"]["source"]["repository"]) == ("a/b", "c/d")
+    assert translation.recipe["rl"]["grpo"]["group_size"] == 4
+    assert translation.untranslated == ["GRPOTrainer.argument 5 = held_out: it has no counterpart here"]
 
 
 def test_a_reward_that_uses_trl_is_refused(tmp_path: Path) -> None:
