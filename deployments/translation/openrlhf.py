@@ -5,6 +5,7 @@ Names and defaults are those of OpenRLHF 0.11.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from deployments.translation.settings import (
@@ -29,6 +30,7 @@ from rlhf_core.errors import RecipeError
 
 _MODULES = tuple(f"openrlhf.cli.{name}" for name in ("train_ppo_ray", "train_sft", "train_dpo", "train_rm"))
 _ANSWER_TOKENS = 1024  # where the script sets no max_new_tokens; at most half of max_len
+_TURNS = 16  # of an agent, which has no limit there
 
 _REASONS = {
     **dict.fromkeys(("ds.packing_samples", "data.apply_chat_template", "data.multiturn"), ALWAYS),
@@ -273,9 +275,6 @@ def _reward_model(given: Given, origin: Origin, result: Translation) -> None:
 
 
 def _rl(given: Given, origin: Origin, result: Translation) -> None:
-    if "train.agent_func_path" in given:
-        raise RecipeError(f"{origin.file}: train.agent_func_path names an agent of OpenRLHF, which is not read here: "
-                          "write it as an environment or a program, see docs/guides/agents.md")  # fmt: skip
     estimator = given.take("algo.advantage.estimator", "gae")
     if estimator not in _ALGORITHMS:
         raise RecipeError(f"algo.advantage.estimator {estimator} has no counterpart here")
@@ -298,7 +297,17 @@ def _rl(given: Given, origin: Origin, result: Translation) -> None:
             "rollout.top_p", "set it in the recipe beside sampling.top_k, which bounds the tokens that RL stores"
         )
     _placement(rl, given)
-    block = _block(algorithm, given, origin)
+    agent = given.take("train.agent_func_path")
+    if agent is not None:
+        rl["environment"] = {
+            "type": "executor", "form": "openrlhf", "path": _file(agent, origin), "function": "AgentExecutor",
+            "max_turns": _TURNS,
+        }  # fmt: skip
+        put(rl, "rollout.repeatable", False)
+        result.assumed.append(f"rl.environment.max_turns: {_TURNS}; there, an episode ends by `done` or data.max_len")
+        given.leave("reward.remote_url", "the agent of train.agent_func_path returns the reward")
+    reward = {"type": "environment"} if agent is not None else _reward(given, origin)
+    block = _block(algorithm, given, reward)
     completions, batch = rl["prompts_per_step"] * block["group_size"], given.take("train.batch_size", 128)
     if completions % batch:
         raise RecipeError(f"train.batch_size {batch} does not divide the {completions} completions of a rollout")
@@ -333,8 +342,8 @@ def _placement(rl: dict[str, Any], given: Given) -> None:
         rl["rollout"]["gpus_per_engine"] = rl["rollout"].get("tensor_parallel_size", 1)
 
 
-def _block(algorithm: str, given: Given, origin: Origin) -> dict[str, Any]:
-    block: dict[str, Any] = {"rewards": {"reward": _reward(given, origin)}}
+def _block(algorithm: str, given: Given, reward: Mapping[str, Any]) -> dict[str, Any]:
+    block: dict[str, Any] = {"rewards": {"reward": dict(reward)}}
     given.fill(block, _POLICY)
     _without_fall(block, given, "actor.")
     low_high, both = given.take("actor.eps_clip_low_high"), given.take("actor.eps_clip", 0.2)
@@ -390,8 +399,12 @@ def _reward(given: Given, origin: Origin) -> dict[str, Any]:
             "in a stage `reward_model`, or name a function or a server"
         )
     if named.endswith(".py"):
-        file = origin.local(named)
-        path = named if file is None else place_of(file, origin.folder)
-        return {"type": "function", "path": path, "function": "reward_func", "form": "openrlhf"}
+        return {"type": "function", "path": _file(named, origin), "function": "reward_func", "form": "openrlhf"}
     urls = named.split(",")
     return {"type": "http", "form": "openrlhf", **({"url": urls[0]} if len(urls) == 1 else {"urls": urls})}
+
+
+def _file(named: str, origin: Origin) -> str:
+    """Return the path of a Python file that the script names, as the recipe has it."""
+    file = origin.local(named)
+    return named if file is None else place_of(file, origin.folder)

@@ -200,6 +200,28 @@ def test_a_script_of_openrlhf(folder: Path) -> None:
     check("mine/recipe.yaml", []).call_functions(None)
 
 
+def test_an_agent_of_openrlhf_is_an_executor(folder: Path) -> None:
+    shutil.copy(HERE / "agents" / "openrlhf_agent.py", "openrlhf/agent.py")
+    settings = {
+        "data.prompt_dataset": "prompts.jsonl", "data.input_key": "prompt", "data.max_len": 512,
+        "rollout.max_new_tokens": 16,
+    }  # fmt: skip
+    Path("openrlhf/a.sh").write_text(_openrlhf(settings | {"train.agent_func_path": "agent.py"}))
+    printed = translated("openrlhf", "openrlhf/a.sh")
+    rl = load_recipe("mine/recipe.yaml").recipe.stages["rl"].model_dump()
+    agent = {name: rl["environment"][name] for name in ("type", "form", "path", "function", "max_turns")}
+    assert agent == {
+        "type": "executor", "form": "openrlhf", "path": "../openrlhf/agent.py", "function": "AgentExecutor",
+        "max_turns": 16,
+    }  # fmt: skip
+    assert rl["ppo"]["rewards"]["reward"]["type"] == "environment"
+    assert (
+        "not translated: reward.remote_url = 'f.py': the agent of train.agent_func_path returns the reward" in printed
+    )
+    assert any(line.startswith("assumed: rl.environment.max_turns: 16;") for line in printed)
+    check("mine/recipe.yaml", []).call_functions(None)
+
+
 @pytest.mark.parametrize(("file", "algorithm", "steps"), [("run_grpo.sh", "grpo", 30), ("ppo.yaml", "ppo", 40)])
 def test_settings_of_verl(folder: Path, file: str, algorithm: str, steps: int) -> None:
     printed = translated("verl", f"verl/{file}")
@@ -315,7 +337,6 @@ def test_no_setting_of_a_table_is_lost(
         ("trl", "a.py", _trl({"num_generations": 3}), "8 completions of a batch are not divisible by num_gen"),
         ("openrlhf", "a.sh", "echo", "it has 0 commands of openrlhf.cli.train_ppo_ray, openrlhf.cli.train_sft, "),
         ("openrlhf", "a.sh", _openrlhf({"x": "'"}), "its command cannot be split into words: No closing quotation"),
-        ("openrlhf", "a.sh", _openrlhf({"train.agent_func_path": "a.py"}), "names an agent of OpenRLHF, which is not"),
         ("openrlhf", "a.sh", _openrlhf({"algo.advantage.estimator": "flash_reinforce"}), "flash_reinforce has no"),
         ("verl", "a.sh", _verl({"algorithm.adv_estimator": "remax"}), "adv_estimator remax with the loss vanilla"),
         ("verl", "a.yaml", "a: 1", "it has none of actor_rollout_ref, algorithm and data, so it is not verl's"),
