@@ -281,6 +281,9 @@ def _rl(given: Given, origin: Origin, result: Translation) -> None:
     algorithm = _ALGORITHMS[estimator]
     if (loss := given.take("actor.policy_loss_type", "ppo")) not in ("ppo", "gspo"):
         raise RecipeError(f"actor.policy_loss_type {loss} has no counterpart here")
+    if loss == "gspo" and estimator not in ("group_norm", "dr_grpo"):
+        raise RecipeError(f"actor.policy_loss_type gspo with algo.advantage.estimator {estimator} has no counterpart "
+                          "here, where gspo compares the completions of a prompt: set group_norm")  # fmt: skip
     algorithm = "gspo" if loss == "gspo" else algorithm
     rl: dict[str, Any] = {"dataset": "train", "algorithm": algorithm}
     _model_and_adapter(rl, given, "actor.model_name_or_path", result)
@@ -307,7 +310,7 @@ def _rl(given: Given, origin: Origin, result: Translation) -> None:
         result.assumed.append(f"rl.environment.max_turns: {_TURNS}; there, an episode ends by `done` or data.max_len")
         given.leave("reward.remote_url", "the agent of train.agent_func_path returns the reward")
     reward = {"type": "environment"} if agent is not None else _reward(given, origin)
-    block = _block(algorithm, given, reward)
+    block = _block(algorithm, estimator, given, reward)
     completions, batch = rl["prompts_per_step"] * block["group_size"], given.take("train.batch_size", 128)
     if completions % batch:
         raise RecipeError(f"train.batch_size {batch} does not divide the {completions} completions of a rollout")
@@ -342,7 +345,7 @@ def _placement(rl: dict[str, Any], given: Given) -> None:
         rl["rollout"]["gpus_per_engine"] = rl["rollout"].get("tensor_parallel_size", 1)
 
 
-def _block(algorithm: str, given: Given, reward: Mapping[str, Any]) -> dict[str, Any]:
+def _block(algorithm: str, estimator: str, given: Given, reward: Mapping[str, Any]) -> dict[str, Any]:
     block: dict[str, Any] = {"rewards": {"reward": dict(reward)}}
     given.fill(block, _POLICY)
     _without_fall(block, given, "actor.")
@@ -372,7 +375,10 @@ def _block(algorithm: str, given: Given, reward: Mapping[str, Any]) -> dict[str,
     if algorithm in ("ppo", "reinforce++"):
         block["gamma"] = given.take("algo.advantage.gamma", 1)
     if algorithm in ("grpo", "gspo", "dr-grpo"):
-        block["divide_by_deviation"] = algorithm != "dr-grpo" and not given.take("algo.advantage.no_std_norm", False)
+        block["divide_by_deviation"] = estimator != "dr_grpo" and not given.take("algo.advantage.no_std_norm", False)
+    if algorithm == "gspo":
+        block["aggregation"] = "sequence"
+        given.leave("actor.loss_agg_mode", "gspo is a mean of completions")
     if algorithm == "rloo":
         block["kl_per_token"] = True
     return block

@@ -141,6 +141,9 @@ def translate(origin: Origin) -> Translation:
     loss = given.take(f"{_ACTOR}.policy_loss.loss_mode", "vanilla")
     if estimator not in _ALGORITHMS or loss not in _LOSSES:
         raise RecipeError(f"algorithm.adv_estimator {estimator} with the loss {loss} has no counterpart here")
+    if loss != "vanilla" and estimator != "grpo":
+        raise RecipeError(f"algorithm.adv_estimator {estimator} with the loss {loss} has no counterpart here, where it "
+                          "compares the completions of a prompt: set algorithm.adv_estimator=grpo")  # fmt: skip
     algorithm = _LOSSES[loss] or _ALGORITHMS[estimator]
     rl: dict[str, Any] = {"dataset": "train", "algorithm": algorithm}
     given.fill(rl, _RL)
@@ -248,9 +251,12 @@ def _block(algorithm: str, given: Given, origin: Origin) -> dict[str, Any]:
     both = given.take(f"{_ACTOR}.clip_ratio", 0.2)
     block["clip_low"] = given.take(f"{_ACTOR}.clip_ratio_low", both)
     block["clip_high"] = given.take(f"{_ACTOR}.clip_ratio_high", both)
-    if algorithm in ("cispo", "sapo"):
+    if algorithm in _LOSSES.values():
         block.pop("dual_clip")
         given.leave(f"{_ACTOR}.clip_ratio_c", f"{algorithm} has none")
+    if algorithm in ("gspo", "sapo"):
+        block["aggregation"] = "sequence"
+        given.leave(f"{_ACTOR}.loss_agg_mode", f"{algorithm} is a mean of completions")
     if algorithm == "sapo":
         del block["clip_low"], block["clip_high"]
         for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):

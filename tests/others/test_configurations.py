@@ -338,6 +338,14 @@ def test_no_setting_of_a_table_is_lost(
         ("openrlhf", "a.sh", "echo", "it has 0 commands of openrlhf.cli.train_ppo_ray, openrlhf.cli.train_sft, "),
         ("openrlhf", "a.sh", _openrlhf({"x": "'"}), "its command cannot be split into words: No closing quotation"),
         ("openrlhf", "a.sh", _openrlhf({"algo.advantage.estimator": "flash_reinforce"}), "flash_reinforce has no"),
+        (
+            "openrlhf", "a.sh", _openrlhf({"actor.policy_loss_type": "gspo"}),
+            "gspo with algo.advantage.estimator gae has no counterpart here, where gspo compares the completions",
+        ),
+        (
+            "verl", "a.sh", _verl({f"{verl._ACTOR}.policy_loss.loss_mode": "gspo"}),
+            "adv_estimator gae with the loss gspo has no counterpart here, where it compares the completions of a pro",
+        ),
         ("verl", "a.sh", _verl({"algorithm.adv_estimator": "remax"}), "adv_estimator remax with the loss vanilla"),
         ("verl", "a.yaml", "a: 1", "it has none of actor_rollout_ref, algorithm and data, so it is not verl's"),
         ("verl", "a.yaml", "data: {train_files: x.jsonl}", "it has no custom_reward_function.path, and the"),
@@ -382,6 +390,35 @@ def test_what_has_no_effect_is_named(tmp_path: Path, framework: str, file: str, 
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert named in done.output
+
+
+@pytest.mark.parametrize(
+    ("framework", "file", "text", "divided"),
+    [
+        (
+            "openrlhf", "a.sh",
+            _openrlhf({"algo.advantage.estimator": "dr_grpo", "actor.policy_loss_type": "gspo",
+                       "actor.loss_agg_mode": "token-mean"}),
+            False,
+        ),
+        (
+            "verl", "a.sh",
+            _verl({"algorithm.adv_estimator": "grpo", f"{verl._ACTOR}.policy_loss.loss_mode": "gspo",
+                   f"{verl._ACTOR}.loss_agg_mode": "token-mean", f"{verl._ROLLOUT}.n": 8}),
+            True,
+        ),
+    ],
+)  # fmt: skip
+def test_gspo_is_a_mean_of_completions(tmp_path: Path, framework: str, file: str, text: str, divided: bool) -> None:
+    (tmp_path / file).write_text(text)
+    arguments = ["init", "--from", framework, f"{tmp_path}/{file}", f"{tmp_path}/mine", "--model", "a/b"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    rl = load_recipe(f"{tmp_path}/mine/recipe.yaml").recipe.stages["rl"].model_dump()
+    gspo = rl["gspo"]
+    assert (rl["algorithm"], gspo["aggregation"], gspo["divide_by_deviation"]) == ("gspo", "sequence", divided)
+    assert gspo["dual_clip"] is None
+    assert "loss_agg_mode = 'token-mean': gspo is a mean of completions" in done.output
 
 
 def test_gpus_of_verl_are_shared(tmp_path: Path) -> None:
