@@ -74,7 +74,9 @@ class DatasetConfig(SeededConfig):
         description="end of a mix: when the first source is exhausted, or when all are, with those that end earlier "
         "restarting",
     )
-    columns: dict[str, str] = Field(default={}, description="canonical column -> the source's column")
+    columns: dict[str, str] = Field(
+        default={}, description="canonical column -> the source's column, or a field of one: `column.field`"
+    )
     images: ImagesConfig = since_default(
         ImagesConfig(),
         description="images of rows of the formats `conversations`, `prompts`, `preferences` and `unpaired`",

@@ -62,8 +62,8 @@ def canonical_row(
 ) -> Row:
     """Convert `source` to the canonical form of `data_format`, with its `id`.
 
-    columns: canonical column -> the source's column. read_images: an ImageReader of data/images.py; none: a row with
-    images is rejected.
+    columns: canonical column -> the source's column, or a field of one. read_images: an ImageReader of data/images.py;
+    none: a row with images is rejected.
     Raises RowError that names the column, and the existing columns.
     """
     for name in source:
@@ -84,10 +84,19 @@ def canonical_row(
 
 
 def _renamed(source: Mapping[str, Any], columns: Mapping[str, str]) -> Row:
-    for wanted in columns.values():
-        if wanted not in source:
-            raise MissingColumnError(wanted, source)
+    named = {name: _value(source, column) for name, column in columns.items()}
     taken = set(columns.values())
     row = {name: value for name, value in source.items() if name not in taken and value is not None}
-    named = {name: column for name, column in columns.items() if name != UNUSED and source[column] is not None}
-    return row | {name: source[column] for name, column in named.items()}
+    return row | {name: value for name, value in named.items() if name != UNUSED and value is not None}
+
+
+def _value(source: Mapping[str, Any], column: str) -> Any:
+    """Return the value of a column, or of a field of one, as in `column.field`. Raises MissingColumnError."""
+    if column in source:
+        return source[column]
+    value: Any = source
+    for part in column.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise MissingColumnError(column, source)
+        value = value[part]
+    return value

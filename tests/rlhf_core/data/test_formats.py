@@ -143,6 +143,14 @@ def test_every_accepted_shape_becomes_the_canonical_one(
     assert canonical(source, data_format) == expected
 
 
+def test_columns_read_fields_of_a_column() -> None:
+    row = {"prompt": "p", "reward_model": {"style": "rule", "ground_truth": {"value": "4"}}, "a.b": "x", "a": {"b": 1}}
+    made = canonical(row, "prompts", answer="reward_model.ground_truth.value", task="a.b")
+    assert (made["answer"], made["task"], made["reward_model"]["style"]) == ("4", "x", "rule")
+    with pytest.raises(RowError, match=r"no column `reward_model\.truth` \(did you mean `reward_model`\?\); it has a"):
+        canonical_row(row, "prompts", {"answer": "reward_model.truth"})
+
+
 def test_columns_rename_the_source() -> None:
     row = canonical({"instruction": "2+2?", "output": "4"}, "conversations", prompt="instruction", completion="output")
     assert row == {"messages": [USER, FOUR]}
