@@ -80,7 +80,7 @@ class Given:
     """The settings of a file. Each is taken once, or is left and named."""
 
     def __init__(self, values: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-        """reasons: why some have no counterpart, by name, or by a prefix that ends with a dot."""
+        """reasons: why some have no counterpart, by name, or by the longest prefix that ends with a dot."""
         self._values = dict(values)
         self._reasons = reasons
         self._taken: set[str] = set()
@@ -131,8 +131,8 @@ class Given:
         return [f"{name} = {self._shown(name)}: {why[name]}" for name in self._values if name in why]
 
     def _reason(self, name: str) -> str:
-        prefixes = (f"{name[:i]}." for i, letter in enumerate(name) if letter == ".")
-        names = (name, *prefixes, name.rpartition(".")[2])
+        prefixes = [f"{name[:i]}." for i, letter in enumerate(name) if letter == "."]
+        names = (name, *reversed(prefixes), name.rpartition(".")[2])
         return next((self._reasons[each] for each in names if each in self._reasons), _NO_COUNTERPART)
 
     def _shown(self, name: str) -> str:

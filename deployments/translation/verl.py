@@ -55,7 +55,9 @@ _REASONS = {
     f"{_ROLLOUT}.multi_turn.": "episodes are in `rl.environment`",
     f"{_ROLLOUT}.agent.": "episodes are in `rl.environment`",
     "reward.reward_manager.": "what it adds to the rewards is in `shaping`",
-    "reward_model.": "a reward model is a stage `reward_model`",
+    **dict.fromkeys(("reward.reward_model.", "reward_model."), "a reward model is a stage `reward_model`"),
+    **dict.fromkeys(("reward_model.reward_manager", "reward_model.reward_kwargs.", "reward.reward_kwargs."),
+                    "what it adds to the rewards is in `shaping`"),
     "trainer.critic_warmup": "there is no critic",
     "launcher": LAUNCHED,
     "critic.model.path": "the critic begins as the policy: `critic.start` names a stage",
@@ -129,7 +131,9 @@ _ALGORITHMS = {
     "reinforce_plus_plus_baseline": "reinforce++-baseline",
 }  # fmt: skip
 _BLOCKS = {"reinforce++": "reinforce_plus_plus", "reinforce++-baseline": "reinforce_plus_plus_baseline"}
-_LOSSES = {"vanilla": None, "gspo": "gspo", "cispo": "cispo", "sapo": "sapo"}
+_LOSSES = {
+    "vanilla": None, "gspo": "gspo", "cispo": "cispo", "sapo": "sapo", "geo_mean": "gmpo", "dppo_tv": "dppo",
+}  # fmt: skip
 
 
 def translate(origin: Origin) -> Translation:
@@ -152,12 +156,19 @@ def translate(origin: Origin) -> Translation:
     put(rl, "rollout.max_length", given.take("data.max_prompt_length", 512) + rl["sampling"]["max_tokens"])
     given.take(f"{_ROLLOUT}.max_model_len")
     given.leave(f"{_ROLLOUT}.max_model_len", "rollout.max_length is data.max_prompt_length + data.max_response_length")
-    block = _block(algorithm, given, origin)
+    block = _block(algorithm, given, _reward(given, origin, result))
+    _overlong(block, given, rl["sampling"]["max_tokens"])
+    if algorithm == "dppo":
+        result.assumed.append(
+            "the ratio of dppo is to the engine's probability, as there with algorithm.rollout_correction.bypass_mode"
+        )
     prompts, minibatch = rl["prompts_per_step"], given.take(f"{_ACTOR}.ppo_mini_batch_size", 256)
     if prompts % minibatch:
         raise RecipeError(f"ppo_mini_batch_size {minibatch} does not divide data.train_batch_size {prompts}")
     block["minibatches"] = prompts // minibatch
     data = _data(given, origin)
+    if block["rewards"]["reward"]["type"] == "verifier":
+        put(data, "columns.answer", "reward_model.ground_truth")
     _steps(rl, given, origin.rows(data["source"]), result)
     for each, prefix in (
         (block, f"{_ACTOR}.optim"),
@@ -245,16 +256,19 @@ def _devices(rl: dict[str, Any], given: Given) -> None:
     )
 
 
-def _block(algorithm: str, given: Given, origin: Origin) -> dict[str, Any]:
-    block: dict[str, Any] = {"rewards": {"reward": _reward(given, origin)}}
+def _block(algorithm: str, given: Given, reward: Mapping[str, Any]) -> dict[str, Any]:
+    block: dict[str, Any] = {"rewards": {"reward": dict(reward)}}
     given.fill(block, _POLICY)
     both = given.take(f"{_ACTOR}.clip_ratio", 0.2)
     block["clip_low"] = given.take(f"{_ACTOR}.clip_ratio_low", both)
     block["clip_high"] = given.take(f"{_ACTOR}.clip_ratio_high", both)
     if algorithm in _LOSSES.values():
-        block.pop("dual_clip")
-        given.leave(f"{_ACTOR}.clip_ratio_c", f"{algorithm} has none")
-    if algorithm in ("gspo", "sapo"):
+        bound = block.pop("dual_clip")
+        if algorithm == "dppo":
+            block["max_ratio"] = bound
+        else:
+            given.leave(f"{_ACTOR}.clip_ratio_c", f"{algorithm} has none")
+    if algorithm in ("gspo", "gmpo", "sapo"):
         block["aggregation"] = "sequence"
         given.leave(f"{_ACTOR}.loss_agg_mode", f"{algorithm} is a mean of completions")
     if algorithm == "sapo":
@@ -265,7 +279,9 @@ def _block(algorithm: str, given: Given, origin: Origin) -> dict[str, Any]:
         block["temperature_negative"] = given.take(f"{_ACTOR}.tau_neg", 1.05)
     _kl(block, given)
     level = given.take("algorithm.rollout_correction.rollout_is")
-    if level is not None:
+    if algorithm == "dppo":
+        given.leave("algorithm.rollout_correction.rollout_is", "the ratio of dppo is to the engine's probability")
+    elif level is not None:
         high = float(given.take("algorithm.rollout_correction.rollout_is_threshold", 2.0))
         block["mismatch"] = {"correction": "truncate", "ratio_of": level, "low": 0.0, "high": high}
     if given.take("algorithm.filter_groups.enable"):
@@ -278,7 +294,7 @@ def _block(algorithm: str, given: Given, origin: Origin) -> dict[str, Any]:
         given.fill(block["critic"], _CRITIC)
     if algorithm in ("ppo", "reinforce++"):
         block["gamma"] = given.take("algorithm.gamma", 1.0)
-    if algorithm in ("grpo", "gspo", "cispo", "sapo", "gdpo"):
+    if algorithm in ("grpo", "gdpo", *_LOSSES.values()):
         block["divide_by_deviation"] = given.take("algorithm.norm_adv_by_std_in_grpo", True)
     return block
 
@@ -306,16 +322,34 @@ def _kl(block: dict[str, Any], given: Given) -> None:
     block["kl"]["place"] = "loss" if in_loss else "reward"
 
 
-def _reward(given: Given, origin: Origin) -> dict[str, Any]:
+def _overlong(block: dict[str, Any], given: Given, max_tokens: int) -> None:
+    """Set the penalty of long completions, which verl's manager `dapo` adds."""
+    places = ("reward.reward_kwargs", "reward_model.reward_kwargs", "reward_model")
+    for place in places:
+        for prefix in (f"{place}.overlong_buffer_cfg", f"{place}.overlong_buffer"):
+            if not given.take(f"{prefix}.enable"):
+                continue
+            buffer, factor = given.take(f"{prefix}.len"), given.take(f"{prefix}.penalty_factor", 1.0)
+            given.take(f"{prefix}.log")
+            if (longest := given.take(f"{place}.max_resp_len", max_tokens)) != max_tokens:
+                raise RecipeError(
+                    f"{place}.max_resp_len is {longest}, and the penalty of long completions ends at "
+                    f"data.max_response_length here, {max_tokens}"
+                )
+            put(block, "shaping.overlong", {"buffer": int(buffer), "penalty": float(factor)})
+
+
+def _reward(given: Given, origin: Origin, result: Translation) -> dict[str, Any]:
     prefix = "reward.custom_reward_function"
     if f"{prefix}.path" not in given:
         prefix = "custom_reward_function"  # before 0.8
     path = given.take(f"{prefix}.path")
     if path is None:
-        raise RecipeError(
-            f"{origin.file}: it has no custom_reward_function.path, and the scores that verl has for data sets of its "
-            "own are not here: write a function of them"
+        result.assumed.append(
+            "the reward: verl has scores for some data sets by name; here it is 1 for an answer that equals "
+            "reward_model.ground_truth as mathematics, else 0"
         )
+        return {"type": "verifier", "kind": "math"}
     file = origin.local(path)
     reward = {"type": "function", "path": path if file is None else place_of(file, origin.folder), "form": "verl"}
     reward["function"] = given.take(f"{prefix}.name", "compute_score")

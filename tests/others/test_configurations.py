@@ -348,7 +348,13 @@ def test_no_setting_of_a_table_is_lost(
         ),
         ("verl", "a.sh", _verl({"algorithm.adv_estimator": "remax"}), "adv_estimator remax with the loss vanilla"),
         ("verl", "a.yaml", "a: 1", "it has none of actor_rollout_ref, algorithm and data, so it is not verl's"),
-        ("verl", "a.yaml", "data: {train_files: x.jsonl}", "it has no custom_reward_function.path, and the"),
+        ("verl", "a.yaml", "data: {val_files: x.jsonl}", "it has no data.train_files, so there is nothing to train"),
+        (
+            "verl", "a.sh",
+            _verl({"reward_model.overlong_buffer.enable": True, "reward_model.overlong_buffer.len": 64,
+                   "reward_model.max_resp_len": 99}),
+            "reward_model.max_resp_len is 99, and the penalty of long completions ends at data.max_response_length",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_parsed_is_refused_in_one_sentence(
@@ -379,6 +385,7 @@ def test_a_setting_out_of_its_limits_is_refused_before_anything_is_written(tmp_p
          "actor.min_lr_ratio = 0.5: the schedule is constant, and never falls"),
         ("openrlhf", "a.sh", _openrlhf({"data.prompt_split": "test"}), "split = 'test': files have no splits"),
         ("verl", "a.sh", _verl({f"{verl._ACTOR}.optim.min_lr_ratio": 0.5}), "min_lr_ratio = 0.5: the schedule is"),
+        ("verl", "a.sh", _verl({"reward_model.reward_kwargs.x": 1}), "kwargs.x = 1: what it adds to the rewards"),
         ("trl", "a.py", _trl({"scale_rewards": "other"}), "scale_rewards = 'other': here there are only"),
         ("trl", "a.py", _trl({"max_steps": 8, "num_train_epochs": 2}), "num_train_epochs = 2: max_steps is set, which"),
         ("trl", "a.py", _trl({"loss_type": "sapo", "delta": 2.0}), "delta = 2.0: sapo has none"),
@@ -419,6 +426,64 @@ def test_gspo_is_a_mean_of_completions(tmp_path: Path, framework: str, file: str
     assert (rl["algorithm"], gspo["aggregation"], gspo["divide_by_deviation"]) == ("gspo", "sequence", divided)
     assert gspo["dual_clip"] is None
     assert "loss_agg_mode = 'token-mean': gspo is a mean of completions" in done.output
+
+
+_OF_GROUPS = {"algorithm.adv_estimator": "grpo", f"{verl._ROLLOUT}.n": 8}
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings", "algorithm", "block"),
+    [
+        (
+            "geo_mean", {"clip_ratio": 0.4, "loss_agg_mode": "token-mean"}, "gmpo",
+            {"clip_low": 0.4, "clip_high": 0.4, "aggregation": "sequence", "dual_clip": None},
+        ),
+        (
+            "dppo_tv", {"clip_ratio": 0.15, "clip_ratio_c": 20.0}, "dppo",
+            {"clip_low": 0.15, "clip_high": 0.15, "max_ratio": 20.0, "mismatch": None, "aggregation": "token"},
+        ),
+    ],
+)  # fmt: skip
+def test_losses_of_verl(
+    tmp_path: Path, loss: str, settings: dict[str, Any], algorithm: str, block: dict[str, Any]
+) -> None:
+    of_actor = {f"{verl._ACTOR}.{name}": value for name, value in settings.items()}
+    correction = {"algorithm.rollout_correction.rollout_is": "token"} if loss == "dppo_tv" else {}
+    chosen = {f"{verl._ACTOR}.policy_loss.loss_mode": loss}
+    (tmp_path / "a.sh").write_text(_verl({**_OF_GROUPS, **chosen, **of_actor, **correction}))
+    done = CliRunner().invoke(app, ["init", "--from", "verl", f"{tmp_path}/a.sh", f"{tmp_path}/mine", "--model", "a/b"])
+    assert done.exit_code == 0, done.output
+    rl = load_recipe(f"{tmp_path}/mine/recipe.yaml").recipe.stages["rl"].model_dump()
+    assert (rl["algorithm"], {name: rl[algorithm][name] for name in block}) == (algorithm, block)
+    assert ("rollout_is = 'token': the ratio of dppo is to the engine's probability" in done.output) == bool(correction)
+
+
+@pytest.mark.parametrize(
+    "place", ["reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg",
+              "reward.reward_kwargs.overlong_buffer_cfg"],
+)  # fmt: skip
+def test_the_overlong_buffer_of_verl_is_shaping(tmp_path: Path, place: str) -> None:
+    settings = {f"{place}.enable": True, f"{place}.len": 64, f"{place}.penalty_factor": 0.5, f"{place}.log": False}
+    (tmp_path / "a.sh").write_text(_verl({**settings, f"{place.rpartition('.')[0]}.max_resp_len": 512}))
+    translation = verl.translate(Origin(tmp_path / "a.sh", tmp_path / "mine"))
+    assert translation.recipe["rl"]["ppo"]["shaping"] == {"overlong": {"buffer": 64, "penalty": 0.5}}
+    assert translation.untranslated == []
+
+
+def test_verls_own_score_of_a_data_set_is_equality(folder: Path) -> None:
+    row = {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "2+2?"}]}
+    rows = [{**row, "reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {"n": n}} for n in range(8)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = {"data.train_files": "rows.jsonl", "reward.custom_reward_function.path": "null"}
+    sizes = {"data.train_batch_size": 4, f"{verl._ACTOR}.ppo_mini_batch_size": 4, "data.max_response_length": 16}
+    Path("a.sh").write_text(_verl({**_OF_GROUPS, **file, **sizes}))
+    printed = translated("verl", "a.sh")
+    recipe = load_recipe("mine/recipe.yaml").recipe
+    assert recipe.data["train"].columns == {"answer": "reward_model.ground_truth"}
+    reward = recipe.stages["rl"].model_dump()["grpo"]["rewards"]["reward"]
+    assert (reward["type"], reward["kind"]) == ("verifier", "math")
+    assert any(line.startswith("assumed: the reward: verl has scores for some data sets") for line in printed)
+    check("mine/recipe.yaml", []).call_functions(None)
 
 
 def test_gpus_of_verl_are_shared(tmp_path: Path) -> None:
