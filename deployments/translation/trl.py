@@ -34,6 +34,12 @@ _MAX_LENGTH = 1024  # of SFTConfig and DPOConfig
 _COMPLETION_TOKENS = 512  # of GRPOConfig
 _PROMPT_TOKENS = 1024  # assumed: GRPOConfig does not limit prompts
 
+# Arguments of GRPOTrainer that make episodes, without which it would be another experiment, with their counterparts.
+_EPISODES = {
+    "environment_factory": "{type: agent, form: trl}",
+    "tools": "{type: tools}, with tools of the type function",
+    "rollout_func": "{type: executor}",
+}
 _STEPS_DECIDE = "max_steps is set, which comes first"
 _REASONS = {
     **dict.fromkeys(("packing", "padding_free", "packing_strategy", "remove_unused_columns"), ALWAYS),
@@ -292,6 +298,12 @@ def _optimizer(stage: dict[str, Any], given: Given, rate: float, steps: int | No
 
 
 def _grpo(rl: dict[str, Any], given: Given, task: _Task) -> None:
+    for name, counterpart in _EPISODES.items():
+        if f"GRPOTrainer.{name}" in given:
+            raise RecipeError(
+                f"{task.origin.file}: GRPOTrainer has {name}, whose counterpart is `rl.environment: {counterpart}`, "
+                "see docs/reference/other-frameworks.md: remove it to translate the rest, and add that to the recipe"
+            )
     block: dict[str, Any] = {"rewards": {}}
     given.fill(block, _POLICY)
     loss, level = given.take("loss_type", "dapo"), given.take("importance_sampling_level", "token")

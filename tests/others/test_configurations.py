@@ -334,6 +334,13 @@ def test_no_setting_of_a_table_is_lost(
             "reward_funcs has `f` of TRL, which has no counterpart here; there are accuracy_reward, reasoning_accur",
         ),
         ("trl", "a.py", _overlong(1280), "(max_completion_len=1280, soft_punish_cache=64) is `shaping.overlong` here"),
+        *[
+            (
+                "trl", "a.py", _trl({}).replace("GRPOTrainer(", f"GRPOTrainer({name}=mine, "),
+                f"GRPOTrainer has {name}, whose counterpart is `rl.environment: {{type: {kind}",
+            )
+            for name, kind in (("environment_factory", "agent"), ("tools", "tools"), ("rollout_func", "executor"))
+        ],
         ("trl", "a.py", _trl({"num_generations": 3}), "8 completions of a batch are not divisible by num_gen"),
         ("openrlhf", "a.sh", "echo", "it has 0 commands of openrlhf.cli.train_ppo_ray, openrlhf.cli.train_sft, "),
         ("openrlhf", "a.sh", _openrlhf({"x": "'"}), "its command cannot be split into words: No closing quotation"),
