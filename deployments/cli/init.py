@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -108,11 +108,14 @@ def _translated(framework: Framework, file: Path, folder: Path, model: str | Non
         raise RecipeError(f"{file}: {kind}: {reason_of(error)}") from error
     if (name := model if model is not None else translation.model) is None:
         raise RecipeError(f"{file}: it does not name its model by a text: give --model")
-    base = read_yaml(f"source: {model_source(str(origin.local(name) or name), folder)}")
+
+    def source(named: str) -> Any:
+        return read_yaml(model_source(str(origin.local(named) or named), folder))
+
     parent = folder.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder("init", parent) as partial_folder, writing_to(folder):
-        written = {RECIPE_FILE: translation.text(base, f"{file.name} of {framework}"), **translation.files}
+        written = {RECIPE_FILE: translation.text(source, name, f"{file.name} of {framework}"), **translation.files}
         for each, text in written.items():
             (partial_folder / each).write_text(text, encoding="utf-8")
         load_recipe(str(partial_folder / RECIPE_FILE))

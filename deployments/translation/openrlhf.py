@@ -129,7 +129,7 @@ _POLICY = {
     "algo.kl.init_coef": Setting("kl.coefficient", 0.01),
     "algo.kl.estimator": Setting("kl.estimator", "k1"),
     "algo.kl.target": Setting("kl.target"),
-    "reward.clip_range": Setting("shaping.clip", None, _clip),
+    "reward.clip_range": Setting("shaping.clip", [-10, 10], _clip),
     "reward.overlong_buffer_len": Setting("shaping.overlong.buffer", None, int),
 }
 _CRITIC = {
@@ -309,7 +309,7 @@ def _rl(given: Given, origin: Origin, result: Translation) -> None:
         put(rl, "rollout.repeatable", False)
         result.assumed.append(f"rl.environment.max_turns: {_TURNS}; there, an episode ends by `done` or data.max_len")
         given.leave("reward.remote_url", "the agent of train.agent_func_path returns the reward")
-    reward = {"type": "environment"} if agent is not None else _reward(given, origin)
+    reward = {"type": "environment"} if agent is not None else _reward(given, origin, result)
     block = _block(algorithm, estimator, given, reward)
     completions, batch = rl["prompts_per_step"] * block["group_size"], given.take("train.batch_size", 128)
     if completions % batch:
@@ -370,8 +370,11 @@ def _block(algorithm: str, estimator: str, given: Given, reward: Mapping[str, An
         block["critic"] = {}
         given.fill(block["critic"], _CRITIC)
         _without_fall(block["critic"], given, "critic.")
-        if "critic.model_name_or_path" in given:
-            given.leave("critic.model_name_or_path", "the critic begins as the policy: `critic.start` names a stage")
+        start = given.take("critic.model_name_or_path")
+        if start == given.value("actor.model_name_or_path"):
+            block["critic"]["start"] = "policy"
+        elif start != given.value("reward.model_name_or_path"):  # none: that of the reward, or else the policy
+            given.leave("critic.model_name_or_path", "see `critic.start`, which names a stage")
     if algorithm in ("ppo", "reinforce++"):
         block["gamma"] = given.take("algo.advantage.gamma", 1)
     if algorithm in ("grpo", "gspo", "dr-grpo"):
@@ -397,13 +400,13 @@ def _mismatch(block: dict[str, Any], given: Given) -> None:
     block["mismatch"] = {"correction": correction, "low": low, "high": high}
 
 
-def _reward(given: Given, origin: Origin) -> dict[str, Any]:
-    named = given.take("reward.remote_url")
+def _reward(given: Given, origin: Origin, result: Translation) -> dict[str, Any]:
+    named, model = given.take("reward.remote_url"), given.take("reward.model_name_or_path")
+    if named is None and model is None:
+        raise RecipeError(f"{origin.file}: it has no reward.remote_url and no reward.model_name_or_path")
     if named is None:
-        raise RecipeError(
-            f"{origin.file}: it has no reward.remote_url, and a reward model of a folder is not read here: train one "
-            "in a stage `reward_model`, or name a function or a server"
-        )
+        return result.reward_model(model, normalize=given.take("reward.normalize_enable", False))
+    given.leave("reward.model_name_or_path", "reward.remote_url comes first")
     if named.endswith(".py"):
         return {"type": "function", "path": _file(named, origin), "function": "reward_func", "form": "openrlhf"}
     urls = named.split(",")

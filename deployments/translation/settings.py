@@ -60,16 +60,30 @@ class Translation:
     untranslated: list[str] = field(default_factory=list)  # a sentence for each setting
     assumed: list[str] = field(default_factory=list)  # settings of the recipe that the file does not have
     files: dict[str, str] = field(default_factory=dict)  # written beside the recipe
+    reward_models: dict[str, str] = field(default_factory=dict)  # folder or `owner/name`, by the stage that reads it
 
-    def text(self, base: Mapping[str, Any], origin: str) -> str:
-        """Return the recipe as YAML, which begins with what was not translated."""
+    def reward_model(self, model: str, *, normalize: bool = False) -> dict[str, Any]:
+        """Return a reward by a model that exists, for which the recipe gets a stage."""
+        stage = f"reward_{len(self.reward_models) + 1}" if self.reward_models else "reward"
+        self.reward_models[stage] = model
+        return {"type": "reward_model", "model": stage, "normalize": normalize}
+
+    def text(self, source: Callable[[str], Any], model: str, origin: str) -> str:
+        """Return the recipe as YAML, which begins with what was not translated.
+
+        source: the source of a model's folder or name.
+        """
         lines = [f"Translated from {origin}."]
         for heading, entries in (("Not translated:", self.untranslated), ("Assumed:", self.assumed)):
             lines += [heading, *(f"  {entry}" for entry in entries)] if entries else []
         comment = "".join(f"# {line}\n" for line in lines)
         stages = {key: value for key, value in self.recipe.items() if key not in ("name", "seed", "data")}
         head = {key: self.recipe[key] for key in ("name", "seed")}
-        recipe = {**head, "base": dict(base), "data": self.recipe["data"], **stages}
+        judges = {
+            stage: {"stage": "base", "kind": "reward_model", "source": source(name)}
+            for stage, name in self.reward_models.items()
+        }
+        recipe = {**head, "base": {"source": source(model)}, **judges, "data": self.recipe["data"], **stages}
         yaml, written = YAML(), StringIO()
         yaml.width = 110
         yaml.dump(recipe, written)

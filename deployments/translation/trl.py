@@ -353,8 +353,10 @@ def _grpo(rl: dict[str, Any], given: Given, task: _Task) -> None:
     for reward, weight in zip(task.read.rewards, weights, strict=True):
         if reward.overlong is not None:
             put(block, "shaping.overlong", _overlong(reward.overlong, float(weight), rl["sampling"]["max_tokens"]))
-        else:
-            block["rewards"][reward.name] = reward.settings | ({"weight": float(weight)} if weight != 1 else {})
+            continue
+        settings = reward.settings if reward.model is None else task.result.reward_model(reward.model)
+        name = reward.name if reward.model is None else settings["model"]
+        block["rewards"][name] = settings | ({"weight": float(weight)} if weight != 1 else {})
     rl |= {"algorithm": algorithm, "steps": steps, "prompts_per_step": prompts, algorithm.replace("-", "_"): block}
 
 

@@ -45,6 +45,7 @@ class TRLReward:
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)  # of the reward here
+    model: str | None = None  # that gives the reward
     overlong: dict[str, Any] | None = None  # arguments of a soft overlong punishment, which is no reward here
 
 
@@ -118,11 +119,13 @@ def _kind_of_yaml(settings: Mapping[str, Any], has_rewards: bool, origin: Origin
 
 
 def _reward_of_yaml(name: str, origin: Origin) -> TRLReward:
-    """Return a reward of TRL, or a function of a module."""
+    """Return a reward of TRL, a reward model, or a function of a module."""
     if name in _OF_TRL:
         return TRLReward(name, _OF_TRL[name])
     if name == _OVERLONG:
         return TRLReward(name, overlong=_OVERLONG_OF_YAML)
+    if "/" in name:
+        return TRLReward(name, model=name)
     module, _, function = name.rpartition(".")
     file = origin.local(f"{module.replace('.', '/')}.py") if module else None
     if file is None:
@@ -296,7 +299,12 @@ class _Script:
         defined = _bindings(self._tree)
         needed: dict[int, ast.stmt] = {}
         for each in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
-            read.rewards.append(self._of_trl(each, defined) or self._of_script(each, defined, needed))
+            named = self._value(each)
+            read.rewards.append(
+                TRLReward(named, model=named)
+                if isinstance(named, str)
+                else self._of_trl(each, defined) or self._of_script(each, defined, needed)
+            )
         lines = self._text.splitlines()
         parts = ["\n".join(lines[_first_line(needed[i]) - 1 : needed[i].end_lineno]) for i in sorted(needed)]
         if parts:

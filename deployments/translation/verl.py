@@ -344,6 +344,8 @@ def _reward(given: Given, origin: Origin, result: Translation) -> dict[str, Any]
     if f"{prefix}.path" not in given:
         prefix = "custom_reward_function"  # before 0.8
     path = given.take(f"{prefix}.path")
+    if path is None and (model := _reward_model(given)) is not None:
+        return result.reward_model(model)
     if path is None:
         result.assumed.append(
             "the reward: verl has scores for some data sets by name; here it is 1 for an answer that equals "
@@ -357,6 +359,13 @@ def _reward(given: Given, origin: Origin, result: Translation) -> dict[str, Any]
     return reward | (
         {"options": {name.rpartition(".")[2]: value for name, value in options.items()}} if options else {}
     )
+
+
+def _reward_model(given: Given) -> str | None:
+    """Return the model that gives the rewards, if one is enabled."""
+    of_now = given.take("reward.reward_model.enable"), given.take("reward.reward_model.model_path")
+    of_before = given.take("reward_model.enable"), given.take("reward_model.model.path")  # before 0.8
+    return next((path for enabled, path in (of_now, of_before) if enabled and path is not None), None)
 
 
 def _data(given: Given, origin: Origin) -> dict[str, Any]:

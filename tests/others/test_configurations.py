@@ -493,6 +493,36 @@ def test_verls_own_score_of_a_data_set_is_equality(folder: Path) -> None:
     check("mine/recipe.yaml", []).call_functions(None)
 
 
+@pytest.mark.parametrize(
+    ("framework", "file", "text"),
+    [
+        (
+            "trl", "a.py",
+            _trl({"reward_weights": [1.0, 0.5]}).replace("reward_funcs=f", "reward_funcs=[f, 'me/judge']"),
+        ),
+        ("openrlhf", "a.sh", _openrlhf({"reward.model_name_or_path": "me/judge"}).replace(
+            "--reward.remote_url f.py", "--reward.normalize_enable --critic.model_name_or_path me/judge")),
+        ("verl", "a.sh", _verl({"reward_model.enable": True, "reward_model.model.path": "me/judge",
+                                "reward.custom_reward_function.path": "null"})),
+        ("verl", "a.sh", _verl({"reward.reward_model.enable": True, "reward.reward_model.model_path": "me/judge",
+                                "reward.custom_reward_function.path": "null"})),
+    ],
+)  # fmt: skip
+def test_a_reward_model_by_name_is_a_stage(tmp_path: Path, framework: str, file: str, text: str) -> None:
+    (tmp_path / file).write_text(text)
+    arguments = ["init", "--from", framework, f"{tmp_path}/{file}", f"{tmp_path}/mine", "--model", "a/b"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    stages = load_recipe(f"{tmp_path}/mine/recipe.yaml").recipe.stages
+    judge, rl = stages["reward"].model_dump(), stages["rl"].model_dump()
+    assert (judge["kind"], judge["source"]["repository"]) == ("reward_model", "me/judge")
+    reward = rl[rl["algorithm"]]["rewards"]["reward"]
+    weight = 0.5 if framework == "trl" else 1.0
+    assert (reward["type"], reward["model"], reward["weight"]) == ("reward_model", "reward", weight)
+    assert reward["normalize"] == (framework == "openrlhf")
+    assert "me/judge" not in done.output  # nothing of it is named as not translated
+
+
 def test_gpus_of_verl_are_shared(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text(
         _verl({
