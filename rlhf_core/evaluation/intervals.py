@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
+_VALUES_AT_ONCE = 2**20  # of resamples that are drawn by one call, which bounds their memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,9 @@ def bootstrap(values: Sequence[float], *, seed: int, resamples: int = 2000) -> E
     """
     data = np.asarray(values, dtype=np.float64)
     generator = np.random.default_rng(seed)
-    means = np.array([generator.choice(data, size=data.size).mean() for _ in range(resamples)])
+    at_once = max(1, _VALUES_AT_ONCE // data.size)
+    counts = [min(at_once, resamples - done) for done in range(0, resamples, at_once)]
+    means = np.concatenate([generator.choice(data, size=(count, data.size)).mean(axis=1) for count in counts])
     low, high = np.quantile(means, [0.025, 0.975])
     return Estimate(float(data.mean()), float(low), float(high))
 

@@ -3,9 +3,10 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
-from rlhf_core.evaluation.intervals import cluster_bootstrap, wilson
+from rlhf_core.evaluation.intervals import bootstrap, cluster_bootstrap, wilson
 
 
 def test_wilson_against_values_computed_by_hand() -> None:
@@ -53,6 +54,14 @@ def test_samples_of_one_prompt_do_not_count_as_prompts() -> None:
     per_prompt = cluster_bootstrap([0.0] * 5 + [1.0] * 5, seed=0)
     as_if_independent = wilson(40, 80)
     assert per_prompt.high - per_prompt.low > 2.5 * (as_if_independent.high - as_if_independent.low)
+
+
+@pytest.mark.parametrize("count", [2, 41, 3001])
+def test_bounds_are_those_of_resamples_drawn_one_by_one(count: int) -> None:
+    values, generator = np.random.default_rng(1).random(count), np.random.default_rng(0)
+    means = [generator.choice(values, size=count).mean() for _ in range(2000)]
+    found = bootstrap(list(values), seed=0)
+    assert (found.low, found.high) == tuple(np.quantile(means, [0.025, 0.975]))
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
