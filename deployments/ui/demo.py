@@ -29,12 +29,16 @@ from rlhf_core.artifacts.promotion import propose
 from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
+from rlhf_core.contract import Input
 from rlhf_core.evaluation.intervals import wilson
+from rlhf_core.evaluation.verdict import Criterion, Verdict, judge
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, VERDICT_FILE
 
 STARTED = datetime(2026, 11, 1, 9, tzinfo=UTC)
 _EVALUATED = 40  # prompts
+_MARGIN = 0.5  # by which a candidate may seem worse
+_Result = tuple[Manifest, Mapping[str, bytes]]  # with its files
 
 
 def write_demo(
@@ -43,7 +47,7 @@ def write_demo(
     """Publish runs whose rewards rise with the learning rate, and aliases of their models; the last one waits for a
     person."""
     champion: ArtifactRef | None = None
-    accepted: list[Manifest] = []  # model and its evaluation
+    accepted: list[_Result] = []  # model and its evaluation
     for number in range(runs):
         results = list(_results(number, steps, prompts, completions))
         for manifest, files in results:
@@ -62,7 +66,7 @@ def write_demo(
             ),
         )  # fmt: skip
         write_record(repository.store, record)
-        accepted = _round(repository, number, accepted or [results[0][0], results[2][0]], results)
+        accepted = _round(repository, number, accepted or [results[0], results[2]], results)
         model = results[1][0].ref
         if champion is not None and number == runs - 1:
             _propose(repository, number, champion, model)
@@ -82,23 +86,24 @@ def _publish(repository: ArtifactRepository, manifest: Manifest, files: Mapping[
 
 
 def _round(
-    repository: ArtifactRepository, number: int, accepted: list[Manifest], results: Sequence[tuple[Manifest, Any]]
-) -> list[Manifest]:
+    repository: ArtifactRepository, number: int, accepted: Sequence[_Result], results: Sequence[_Result]
+) -> list[_Result]:
     """Write a round of the loop `nightly`, whose candidate is accepted; return its model and the evaluation."""
-    candidate, evaluation = results[1][0], results[3][0]
+    candidate, evaluation, before = results[1][0], results[3][0], accepted[1][0]
+    verdict = _verdict(accepted[1], results[3], Criterion("difference", "exact", "greedy", -_MARGIN, strict=False))
     rounds, run_id = Rounds(repository.store, "nightly"), _run_id(number)
     parents = {
-        "accepted": accepted[0].ref, "accepted_evaluation": accepted[1].ref, "candidate": candidate.ref,
+        "accepted": accepted[0][0].ref, "accepted_evaluation": before.ref, "candidate": candidate.ref,
         "candidate_evaluation": evaluation.ref, "prompts": results[0][0].ref,
     }  # fmt: skip
-    config = {**dict.fromkeys(parents, ""), "gate": {"scorer": "exact"}}
-    record = _manifest(
-        number, "round", Kind.ROUND, parents, {"accepted": 1, "reason": "it is better"}, evaluation.started_at, config
-    )
-    _publish(repository, record, {VERDICT_FILE: b"{}"})
+    config = {**dict.fromkeys(parents, ""), "gate": {"scorer": "exact", "margin": _MARGIN}}
+    record = _manifest(number, "round", Kind.ROUND, parents, verdict.metrics(), evaluation.started_at, config)
+    with tempfile.TemporaryDirectory() as folder:
+        verdict.write(Path(folder) / "round")
+        repository.publish(record, Path(folder) / "round")
     start = rounds.current(run_id).model_copy(update={"started_at": evaluation.started_at})
     rounds.start(start)
-    reason = f"exact {evaluation.metrics['exact']:.3f}, before {accepted[1].metrics['exact']:.3f}"
+    reason = f"exact {evaluation.metrics['exact']:.3f}, before {before.metrics['exact']:.3f}"
     rounds.accept(start, candidate.ref, reason, record.ref)
     rounds.end(
         RoundEnd(
@@ -106,12 +111,21 @@ def _round(
             prompts=None, ended_at=evaluation.finished_at, run_id=run_id,
         )
     )  # fmt: skip
-    return [candidate, evaluation]
+    return [results[1], results[3]]
+
+
+def _verdict(before: _Result, after: _Result, criterion: Criterion) -> Verdict:
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = [Input(manifest, Path(folder) / manifest.key) for manifest, _ in (before, after)]
+        for item, (_, files) in zip(inputs, (before, after), strict=True):
+            item.folder.mkdir()
+            (item.folder / SAMPLES_FILE).write_bytes(files[SAMPLES_FILE])
+        return Verdict([judge(*inputs, criterion)])
 
 
 def _run_id(number: int) -> str:
     """Return an id of a run; as those of Prefect, ids sort by time."""
-    return f"{number:02x}" + hashlib.sha256(f"run {number}".encode()).hexdigest()[2:32]
+    return f"{number:04x}" + hashlib.sha256(f"run {number}".encode()).hexdigest()[4:32]
 
 
 def _propose(repository: ArtifactRepository, number: int, champion: ArtifactRef, model: ArtifactRef) -> None:
@@ -127,7 +141,7 @@ def _propose(repository: ArtifactRepository, number: int, champion: ArtifactRef,
     propose(repository.store, "sums", gate.ref, by="demo")
 
 
-def _results(number: int, steps: int, prompts: int, completions: int) -> Iterator[tuple[Manifest, Mapping[str, bytes]]]:
+def _results(number: int, steps: int, prompts: int, completions: int) -> Iterator[_Result]:
     draw = random.Random(number)
     started = STARTED + timedelta(hours=number)
     rate = 1e-3 * (number + 1)

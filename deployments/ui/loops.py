@@ -5,21 +5,20 @@ start.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 
+from deployments.ui.reading import StoreReader
 from rlhf_core.artifacts.costs import Cost, cost_of
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
-from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.prices import PricesConfig
 from rlhf_core.config.stages.loop import RoundConfig
 from rlhf_core.config.texts import is_model_name
-from rlhf_core.evaluation.stored import difference
-from rlhf_core.evaluation.verdict import Comparison, Criterion
+from rlhf_core.evaluation.intervals import Estimate
+from rlhf_core.evaluation.stored import scorers
+from rlhf_core.evaluation.verdict import Criterion
 from rlhf_core.pipeline.record import read_start
 from rlhf_core.pipeline.round_costs import round_attempts
 from rlhf_core.pipeline.run_costs import prices_of_run
@@ -36,8 +35,8 @@ class RoundView:
     ended_at: datetime | None
     candidate: ArtifactRef | None = None
     scores: Mapping[str, float] = field(default_factory=dict)  # of the model accepted before it, and its candidate
-    against_accepted: Comparison | None = None
-    against_start: Comparison | None = None
+    against_accepted: Estimate | None = None
+    against_start: Estimate | None = None
     cost: Cost = field(default_factory=Cost)
 
 
@@ -70,8 +69,9 @@ def loop_names(store: Store) -> list[str]:
     return sorted(name for name in names if is_model_name(name))
 
 
-def read_loop(repository: ArtifactRepository, name: str, cache: Path, pool: Executor) -> LoopView | None:
-    """Return a loop with its rounds; None if the store has none. cache: a folder for files of artifacts."""
+def read_loop(reader: StoreReader, name: str) -> LoopView | None:
+    """Return a loop with its rounds; None if the store has none of this name."""
+    repository, pool = reader.repository, reader.pool
     rounds = Rounds(repository.store, name)
     ends = rounds.ends()
     unfinished = rounds.unfinished()
@@ -82,9 +82,7 @@ def read_loop(repository: ArtifactRepository, name: str, cache: Path, pool: Exec
     start = None if first is None else repository.stored_manifest(first.parents["accepted_evaluation"])
     newest = read_start(repository.store, (unfinished or ends[-1]).run_id)
     prices = prices_of_run({} if newest is None else newest.recipe)
-    views = list(
-        pool.map(lambda end, record: _round(repository, rounds, end, record, start, prices, cache), ends, records)
-    )
+    views = list(pool.map(lambda end, record: _round(reader, rounds, end, record, start, prices), ends, records))
     if unfinished is not None:
         holder = rounds.holder()
         verdict, reason = ("running", holder) if holder else ("unfinished", "the next run of the loop finishes it")
@@ -103,9 +101,10 @@ def read_loop(repository: ArtifactRepository, name: str, cache: Path, pool: Exec
 
 
 def _round(
-    repository: ArtifactRepository, rounds: Rounds, end: RoundEnd, record: Manifest | None, start: Manifest | None,
-    prices: PricesConfig | None, cache: Path,
+    reader: StoreReader, rounds: Rounds, end: RoundEnd, record: Manifest | None, start: Manifest | None,
+    prices: PricesConfig | None,
 ) -> RoundView:  # fmt: skip
+    repository = reader.repository
     began = rounds.start_of(end.number)
     started_at = None if began is None else began.started_at
     view = RoundView(
@@ -120,14 +119,28 @@ def _round(
     )
     criterion = Criterion("difference", gate.scorer, gate.completions, -gate.margin, strict=False)
 
-    def against(evaluation: Manifest | None) -> Comparison | None:
-        if evaluation is None or candidate is None:
-            return None
-        return difference(repository, evaluation, candidate, criterion, cache)
+    def against(evaluation: Manifest | None, metric: str) -> Estimate | None:
+        if (measured := _measured(record, metric)) is not None or evaluation is None or candidate is None:
+            return measured
+        found = reader.difference(evaluation, candidate, criterion)
+        return None if found is None else Estimate(found.value, found.low, found.high)
 
-    against_accepted, scores = against(accepted), {}
+    scores = {}
     for name, evaluation in {"accepted before": accepted, "candidate": candidate}.items():
-        score = evaluation and against_accepted and evaluation.metrics.get(against_accepted.scorer)
-        if isinstance(score, int | float):
-            scores[name] = float(score)
-    return replace(view, scores=scores, against_accepted=against_accepted, against_start=against(start))
+        if evaluation is not None:
+            scorer = gate.scorer or next(iter(scorers(repository, evaluation, reader.cache)), "")
+            score = evaluation.metrics.get(scorer)
+            if isinstance(score, int | float):
+                scores[name] = float(score)
+    return replace(
+        view, scores=scores, against_accepted=against(accepted, "difference"),
+        against_start=against(start, "difference_to_start"),
+    )  # fmt: skip
+
+
+def _measured(record: Manifest, metric: str) -> Estimate | None:
+    """Return a difference that the round's own comparison found; None if it was not of this pair."""
+    value, low, high = (record.metrics.get(name) for name in (metric, f"{metric}_low", f"{metric}_high"))
+    if isinstance(value, int | float) and isinstance(low, int | float) and isinstance(high, int | float):
+        return Estimate(value, low, high)
+    return None

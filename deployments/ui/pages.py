@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from deployments.ui.dataset_page import MOST_ROWS, read_dataset_view
-from deployments.ui.loops import loop_names
+from deployments.ui.loops import loop_names, read_loop
 from deployments.ui.reading import NotFoundError, StoreReader
 from deployments.ui.registry import ACTIONS, Form, move, read_model, summaries
 from deployments.ui.resource_charts import resource_charts
@@ -198,7 +198,7 @@ class Pages:
     def loop(self, where: Where, query: Query) -> str:
         """A loop: its scores by round and against its start, verdicts with their reasons, and each round's cost."""
         name = where["loop"]
-        loop = self._reader.loop(name) if is_model_name(name) else None
+        loop = read_loop(self._reader, name) if is_model_name(name) else None
         if loop is None:
             raise NotFoundError(f"the store has no loop {name}")
         return self._rendered(

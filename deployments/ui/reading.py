@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from deployments.ui.data_rows import DataRows
-from deployments.ui.loops import LoopView, read_loop
 from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.logged_rollouts import (
     IMAGES_FOLDER,
@@ -22,12 +21,14 @@ from rlhf_core.artifacts.logged_rollouts import (
     rollouts_file,
     step_of,
 )
-from rlhf_core.artifacts.manifest import ArtifactRef, Kind
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.artifacts.store import is_path
 from rlhf_core.contract import Input
 from rlhf_core.data.reading import IMAGES_FOLDER as DATASET_IMAGES
 from rlhf_core.errors import AlignmentError, IntegrityError, one_line
+from rlhf_core.evaluation.stored import difference
+from rlhf_core.evaluation.verdict import Comparison, Criterion
 from rlhf_core.pipeline.record import read_record, read_start
 from rlhf_core.pipeline.run_costs import RunCosts, run_costs
 from rlhf_core.pipeline.run_view import Run, inputs_of, newest_run, node_view
@@ -51,16 +52,17 @@ class StoreReader:
         """cache: a folder for files of artifacts, as of a node."""
         self.repository = repository
         self.rows = DataRows(repository.store)
-        self._cache = cache
+        self.cache = cache
         self._runs: dict[str, tuple[float, Run]] = {}
+        self._differences: dict[tuple[ArtifactRef, ArtifactRef, Criterion], Comparison | None] = {}
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="ui")
+        self.pool = ThreadPoolExecutor(_READERS, thread_name_prefix="ui")
 
     def runs(self) -> list[Run]:
         """Return all runs, the newest first. A document that cannot be read is left out: others can write there."""
         paths = self.repository.store.list("runs/")
         ids = dict.fromkeys(path.split("/")[1] for path in paths if path.endswith(("/run.json", "/start.json")))
-        runs = [run for run in self._pool.map(self._readable_run, ids) if run is not None]
+        runs = [run for run in self.pool.map(self._readable_run, ids) if run is not None]
         return sorted(runs, key=lambda run: run.started_at, reverse=True)
 
     def run(self, run_id: str) -> Run | None:
@@ -86,7 +88,7 @@ class StoreReader:
 
     def nodes(self, run: Run) -> list[NodeView]:
         """Return the stages of a run with their states now."""
-        return list(self._pool.map(lambda name: node_view(self.repository, run, name), run.nodes))
+        return list(self.pool.map(lambda name: node_view(self.repository, run, name), run.nodes))
 
     def node(self, run: Run, name: str) -> NodeView | None:
         """Return one stage of a run with its state now; None if the run has none of this name."""
@@ -95,7 +97,7 @@ class StoreReader:
     def content(self, nodes: Sequence[NodeView]) -> Content | None:
         """Return the content of the report for the stages that are done; None if none is."""
         done = [node for node in nodes if node.manifest is not None and node.manifest.kind != Kind.REPORT]
-        inputs = dict(zip((node.name for node in done), self._pool.map(self._input, done), strict=True))
+        inputs = dict(zip((node.name for node in done), self.pool.map(self._input, done), strict=True))
         return gather(inputs, samples=_SAMPLES) if inputs else None
 
     def costs(self, run: Run) -> RunCosts:
@@ -104,9 +106,16 @@ class StoreReader:
             return RunCosts(run.name, run.prices, run.record.costs(run.prices))
         return run_costs(self.repository, run.run_id)
 
-    def loop(self, name: str) -> LoopView | None:
-        """Return a loop with its rounds; None if the store has none of this name."""
-        return read_loop(self.repository, name, self._cache, self._pool)
+    def difference(self, before: Manifest, after: Manifest, criterion: Criterion) -> Comparison | None:
+        """Return the difference of two evaluations; None if they are not comparable. Each is computed once."""
+        key = before.ref, after.ref, criterion
+        with self._lock:
+            if key in self._differences:
+                return self._differences[key]
+        found = difference(self.repository, before, after, criterion, self.cache)
+        with self._lock:
+            self._differences[key] = found  # results never change
+        return found
 
     def curves(self, node: NodeView) -> Curves:
         """Return the metrics of a stage that is done or still computed, by name."""
@@ -158,7 +167,7 @@ class StoreReader:
 
     def inputs(self, nodes: Sequence[NodeView]) -> dict[str, Mapping[str, ArtifactRef]]:
         """Return the inputs of stages; none of one whose job has not been submitted."""
-        inputs = self._pool.map(lambda node: inputs_of(self.repository, node), nodes)
+        inputs = self.pool.map(lambda node: inputs_of(self.repository, node), nodes)
         return dict(zip((node.name for node in nodes), inputs, strict=True))
 
     def file(self, node: NodeView, path: str) -> bytes | None:
@@ -179,5 +188,5 @@ class StoreReader:
     def _input(self, node: NodeView) -> Input:
         assert node.manifest is not None
         return Input(
-            node.manifest, self.repository.fetch(node.ref, self._cache, {METRICS_FILE, SAMPLES_FILE, VERDICT_FILE})
+            node.manifest, self.repository.fetch(node.ref, self.cache, {METRICS_FILE, SAMPLES_FILE, VERDICT_FILE})
         )

@@ -32,7 +32,7 @@ def differences(repository: ArtifactRepository, baseline: ArtifactRef, candidate
     seen: set[str] = set()
     with tempfile.TemporaryDirectory() as cache:
         for after, before in itertools.product(evaluations[candidate], evaluations[baseline]):
-            for scorer in _scorers(repository, after, Path(cache)):
+            for scorer in scorers(repository, after, Path(cache)):
                 name = f"{after.name.partition('.')[0]}.{scorer}"
                 if name in seen:
                     continue
@@ -51,9 +51,10 @@ def write_evaluation(folder: Path, results: Mapping[str, Any], samples: Iterable
         file.writelines(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
 
 
-def _scorers(repository: ArtifactRepository, evaluation: Manifest, cache: Path) -> list[str]:
-    if scorers := evaluation.config.get("scorers"):
-        return list(scorers)
+def scorers(repository: ArtifactRepository, evaluation: Manifest, cache: Path) -> list[str]:
+    """Return the names of an evaluation's scorers, the main one first. cache: a folder for its files."""
+    if named := evaluation.config.get("scorers"):
+        return list(named)
     return scorers_of(read_jsonl(repository.fetch(evaluation.ref, cache, only=[SAMPLES_FILE]) / SAMPLES_FILE))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ import httpx
 import pytest
 
 from deployments.ui.demo import write_demo
+from deployments.ui.loops import read_loop
 from deployments.ui.reading import StoreReader
 from rlhf_core.artifacts.local_store import LocalStore
-from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.repository import ArtifactRepository, manifest_path
 from rlhf_core.artifacts.rounds import Rounds
 from tests.deployments.ui.served import browsing, data_of
 
@@ -70,6 +72,25 @@ def test_a_round_that_has_not_ended_leads_its_loop(tmp_path: Path) -> None:
     assert 'http-equiv="refresh"' in page
 
 
+def test_differences_are_those_of_the_verdict_and_else_computed_once(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    repository = ArtifactRepository(store)
+    write_demo(repository, runs=2, steps=2)
+    last = Rounds(store, "nightly").ends()[-1].record
+    assert last is not None
+    record = repository.stored_manifest(last)
+    assert record is not None
+    judged = record.model_copy(update={"metrics": record.metrics | {"difference": 0.987}})
+    store.put(manifest_path(last), judged.model_dump_json().encode())
+    with browsing(store, tmp_path / "cache") as browser:
+        page = browser.get("/loops/nightly").text
+        shutil.rmtree(tmp_path / "cache")
+        shutil.rmtree(tmp_path / "store" / "blobs")
+        again = browser.get("/loops/nightly").text
+    assert "+0.987</span>" in page
+    assert again == page
+
+
 def test_the_record_of_each_round_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStore(tmp_path / "store")
     write_demo(ArtifactRepository(store), runs=3, steps=2)
@@ -81,7 +102,7 @@ def test_the_record_of_each_round_is_read_once(tmp_path: Path, monkeypatch: pyte
         return get_tagged(self, path)
 
     monkeypatch.setattr(LocalStore, "get_tagged", counted)
-    loop = StoreReader(ArtifactRepository(store), tmp_path / "cache").loop("nightly")
+    loop = read_loop(StoreReader(ArtifactRepository(store), tmp_path / "cache"), "nightly")
     assert loop is not None
     records = {path: count for path, count in read.items() if re.fullmatch("stages/round/.*/manifest.json", path)}
     assert list(records.values()) == [1, 1, 1]
