@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from rlhf_core.artifacts.costs import Cost, StageCost, total
@@ -25,7 +26,7 @@ from rlhf_core.report.timeline import phases
 _RECENT_RUNS = 48  # among which the run before is looked for
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: `cached_property` keeps its value in the instance
 class Run:
     """A run as far as the store knows it: its start, its record, or both."""
 
@@ -47,7 +48,7 @@ class Run:
             return "unfinished"
         return "succeeded" if self.record.succeeded else "failed"
 
-    @property
+    @cached_property
     def cost(self) -> Cost | None:
         """Cost of its own attempts; None before it has ended, or if its record does not have them."""
         if self.record is None:
@@ -55,7 +56,7 @@ class Run:
         costs = self.record.costs(self.prices)
         return total(costs, "own") if all(cost.is_known for cost in costs) else None
 
-    @property
+    @cached_property
     def prices(self) -> PricesConfig | None:
         return prices_of_run(self.recipe)
 

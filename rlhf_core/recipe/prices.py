@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -22,7 +23,19 @@ def prices_of(recipe: Recipe | None) -> PricesConfig | None:
     if recipe is not None and recipe.prices is not None:
         return recipe.prices
     path = folder_of(PRICES_VARIABLE)
-    return None if path is None else read_prices(path)
+    if path is None:
+        return None
+    try:
+        status = path.stat()
+    except OSError:
+        return read_prices(path)  # which says why it cannot be read
+    return _prices_in(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=8)
+def _prices_in(path: Path, changed_ns: int, size: int) -> PricesConfig:
+    """Return the prices in a file; a page asks for those of each of its runs. changed_ns, size: of its version."""
+    return read_prices(path)
 
 
 def read_prices(path: Path) -> PricesConfig:

@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,6 +15,8 @@ from rlhf_core.artifacts.attempt import Attempt
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
+from rlhf_core.recipe import prices
+from rlhf_core.system.yaml_text import read_yaml_file
 from tests.deployments.ui.served import browsing
 
 pytestmark = pytest.mark.parts
@@ -32,11 +35,11 @@ def write(
         id="a", run_id=run_id, host="h", device="cpu", gpus=0, cores=2, started_at=started,
         seen_at=started + timedelta(minutes=minutes), outcome="published",
     )  # fmt: skip
-    prices = {} if core is None else {"prices": {"currency": "EUR", "core": core}}
+    of_recipe = {} if core is None else {"prices": {"currency": "EUR", "core": core}}
     write_record(
         store,
         RunRecord(
-            run_id=run_id, recipe={"name": "r"} | prices,
+            run_id=run_id, recipe={"name": "r"} | of_recipe,
             overrides=(), tags=tags, started_at=started, finished_at=started + timedelta(minutes=minutes),
             nodes=(NodeRecord(name="rl", ref=RL, outcome="computed", attempts=(attempt,)),),
         ),
@@ -102,3 +105,28 @@ def test_a_view_links_to_the_others_of_the_same_filter(browser: httpx.Client) ->
 def test_an_address_that_is_no_view_is_refused(browser: httpx.Client, path: str, sentence: str) -> None:
     answer = browser.get(path)
     assert (answer.status_code, sentence in answer.text) == (404, True)
+
+
+def test_the_file_of_prices_is_read_once_for_all_runs_and_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, file = LocalStore(tmp_path / "store"), tmp_path / "prices.yaml"
+    file.write_text("{currency: EUR, core: 6.0}", encoding="utf-8")
+    monkeypatch.setenv("ALIGNMENT_PRICES", str(file))
+    read: list[Path] = []
+
+    def counted(path: Path) -> object:
+        read.append(path)
+        return read_yaml_file(path)
+
+    monkeypatch.setattr(prices, "read_yaml_file", counted)
+    for hour in range(3):
+        write(store, f"run {hour}", hour, core=None, minutes=30, tags=())
+    with browsing(store, tmp_path / "cache") as browser:
+        page = browser.get("/", params={"sort": "cost", "min_cost": "1"}).text
+        write(store, "run 3", 4, core=None, minutes=30, tags=())
+        file.write_text("{currency: EUR, core: 12.0}", encoding="utf-8")
+        dearer = browser.get("/", params={"q": "run 3"}).text
+    assert page.count('<td class="number">6.00 EUR</td>') == 3
+    assert '<td class="number">12.00 EUR</td>' in dearer
+    assert read == [file, file]
