@@ -71,18 +71,24 @@ def loop_names(store: Store) -> list[str]:
 
 def read_loop(reader: StoreReader, name: str) -> LoopView | None:
     """Return a loop with its rounds; None if the store has none of this name."""
-    repository, pool = reader.repository, reader.pool
+    repository = reader.repository
     rounds = Rounds(repository.store, name)
     ends = rounds.ends()
     unfinished = rounds.unfinished()
     if not ends and unfinished is None:
         return None
-    records = list(pool.map(lambda end: None if end.record is None else repository.stored_manifest(end.record), ends))
-    first = next((record for record in records if record is not None), None)
+    refs = [end.record for end in ends if end.record is not None]
+    first = next((record for ref in refs if (record := repository.stored_manifest(ref)) is not None), None)
     start = None if first is None else repository.stored_manifest(first.parents["accepted_evaluation"])
     newest = read_start(repository.store, (unfinished or ends[-1]).run_id)
     prices = prices_of_run({} if newest is None else newest.recipe)
-    views = list(pool.map(lambda end, record: _round(reader, rounds, end, record, start, prices), ends, records))
+
+    def ended(end: RoundEnd) -> RoundView:
+        known = first if first is not None and first.ref == end.record else None
+        key = "round", name, end.number, prices and prices.model_dump_json()
+        return reader.once(key, lambda: _round(reader, rounds, end, known, start, prices))
+
+    views = list(reader.pool.map(ended, ends))
     if unfinished is not None:
         holder = rounds.holder()
         verdict, reason = ("running", holder) if holder else ("unfinished", "the next run of the loop finishes it")
@@ -104,7 +110,10 @@ def _round(
     reader: StoreReader, rounds: Rounds, end: RoundEnd, record: Manifest | None, start: Manifest | None,
     prices: PricesConfig | None,
 ) -> RoundView:  # fmt: skip
+    """Return a round that has ended. record: its artifact, if it is known already."""
     repository = reader.repository
+    if record is None and end.record is not None:
+        record = repository.stored_manifest(end.record)
     began = rounds.start_of(end.number)
     started_at = None if began is None else began.started_at
     view = RoundView(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from deployments.ui.data_rows import DataRows
 from rlhf_core.artifacts.live import LiveFiles
@@ -40,6 +41,8 @@ _READERS = 16
 _FRESH_SECONDS = 60.0  # for which a finished run is not read again: a retry replaces it
 _SAMPLES = 12  # prompts of an evaluation, on a run's page
 
+T = TypeVar("T")
+
 
 class NotFoundError(AlignmentError):
     """Raised for something that the store does not have."""
@@ -54,7 +57,7 @@ class StoreReader:
         self.rows = DataRows(repository.store)
         self.cache = cache
         self._runs: dict[str, tuple[float, Run]] = {}
-        self._differences: dict[tuple[ArtifactRef, ArtifactRef, Criterion], Comparison | None] = {}
+        self._made: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
         self.pool = ThreadPoolExecutor(_READERS, thread_name_prefix="ui")
 
@@ -107,15 +110,21 @@ class StoreReader:
         return run_costs(self.repository, run.run_id)
 
     def difference(self, before: Manifest, after: Manifest, criterion: Criterion) -> Comparison | None:
-        """Return the difference of two evaluations; None if they are not comparable. Each is computed once."""
-        key = before.ref, after.ref, criterion
+        """Return the difference of two evaluations; None if they are not comparable."""
+        return self.once(
+            (before.ref, after.ref, criterion),
+            lambda: difference(self.repository, before, after, criterion, self.cache),
+        )
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` returns, which is called once for the key: for what never changes in a store."""
         with self._lock:
-            if key in self._differences:
-                return self._differences[key]
-        found = difference(self.repository, before, after, criterion, self.cache)
+            if key in self._made:
+                return cast(T, self._made[key])
+        made = make()
         with self._lock:
-            self._differences[key] = found  # results never change
-        return found
+            self._made[key] = made
+        return made
 
     def curves(self, node: NodeView) -> Curves:
         """Return the metrics of a stage that is done or still computed, by name."""
