@@ -17,7 +17,7 @@ from flows.cancellation import noticed_cancellation
 from flows.earlier_attempts import close_earlier_attempts
 from flows.names import name_run, run_name
 from flows.notifications import notify
-from flows.running import CANCELLED, Row, compute, conclude
+from flows.running import CANCELLED, Row, compute, conclude, write_stopped
 from rlhf_core.artifacts.leases import Holder
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds, RoundStart
@@ -88,6 +88,7 @@ def _run_round(
     loop.start(start)
     futures = compute(prepared, overrides, started_at, prepared.graph, cancel)
     if cancel.is_set():
+        write_stopped(prepared, overrides, started_at, prepared.graph, futures)
         return ""
     try:
         conclude(prepared, overrides, started_at, prepared.graph, futures)

@@ -84,8 +84,9 @@ def run_recipe(
         name = run_name(prepared.loaded.recipe, overrides, only, rerun_from)
         name_run(UUID(run_id), name, prepared.loaded.recipe, tags)
         futures = compute(prepared, overrides, started_at, nodes, cancel, watch, tags)
+    if cancel.is_set():
+        write_stopped(prepared, overrides, started_at, nodes, futures, rerun, tags)
     if watch is not None and watch.overrun:
-        write_record(prepared.store, _record(prepared, overrides, started_at, nodes, futures, rerun, tags))
         notify(
             "over_budget", watch.overrun, prepared.loaded.recipe.notify,
             recipe=prepared.loaded.recipe.name, store=prepared.store, run_id=run_id, say=get_run_logger().warning,
@@ -150,6 +151,20 @@ def conclude(
     _raise_failures(futures)
     link_report(prepared, record)
     return rows
+
+
+def write_stopped(
+    prepared: Prepared,
+    overrides: Sequence[str],
+    started_at: datetime,
+    nodes: Mapping[str, Node],
+    futures: Futures,
+    rerun: Rerun | None = None,
+    tags: Collection[str] = (),
+) -> None:
+    """Write the record of a run that was cancelled, or stopped over its budget, with what its stages took."""
+    record = _record(prepared, overrides, started_at, nodes, futures, rerun, tags)
+    write_record(prepared.store, record.model_copy(update={"stopped": True}))
 
 
 def stop_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:

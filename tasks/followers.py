@@ -8,7 +8,7 @@ another is cancelled either is seen by it, or sees that the job is being stopped
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
@@ -16,9 +16,11 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from rlhf_core.artifacts.leases import CLOCK_SKEW
+from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
 from rlhf_core.errors import ConflictError, IntegrityError, StoreError
+from tasks.job_request import artifact_prefix
 
 LIFETIME = timedelta(seconds=60)
 _RENEWALS_PER_LIFETIME = 4
@@ -120,6 +122,14 @@ class Follower:
             except ConflictError:
                 continue  # another run was faster, or the response to our own write was lost
             return new
+
+
+def follows(store: Store, run_id: str, refs: Collection[ArtifactRef]) -> bool:
+    """Return whether a run follows the job of one of these artifacts now."""
+    now = datetime.now(UTC)
+    paths = (path for ref in refs for path in store.list(f"followers/{artifact_prefix(ref.stage, ref.key)}"))
+    records = (_decoded(path, data) for path in paths if (data := store.get(path)) is not None)
+    return any(run_id in each.expires_at and now <= each.expires_at[run_id] + CLOCK_SKEW for each in records)
 
 
 def live_runs(store: Store) -> set[str]:

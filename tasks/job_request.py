@@ -28,7 +28,12 @@ class JobRequest:
     def id_prefix(self) -> str:
         """Prefix of the ids of jobs with this result in this store; one URL may be two buckets at two S3 servers."""
         place = f"{self.store} {self.environment.get('AWS_ENDPOINT_URL', '')}"
-        return f"{self.stage}-{self.key[:16]}-{hashlib.sha256(place.encode()).hexdigest()[:8]}-a"
+        return f"{artifact_prefix(self.stage, self.key)}{hashlib.sha256(place.encode()).hexdigest()[:8]}-a"
+
+
+def artifact_prefix(stage: str, key: str) -> str:
+    """Return what the ids of all jobs begin with that compute an artifact, in whichever store."""
+    return f"{stage}-{key[:16]}-"
 
 
 def id_prefix(job_id: str) -> str:

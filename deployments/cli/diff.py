@@ -19,6 +19,7 @@ from rlhf_core.errors import RecipeError, one_line, shortened
 from rlhf_core.pipeline.compared_runs import read_compared_run
 from rlhf_core.report.formatting import duration, number, with_interval
 from rlhf_core.report.run_diff import EvaluationDiff, MetricRow, RunDiff, SampleChange, diff_runs
+from tasks.followers import follows
 
 app = typer.Typer()
 
@@ -45,7 +46,7 @@ def diff(
     if len(set(runs)) != len(runs) or not 2 <= len(runs) <= _MOST:
         raise RecipeError(f"`alignment diff` compares two to {_MOST} different runs: {len(set(runs))} given")
     repository = ArtifactRepository(open_store(store_url()))
-    content = diff_runs([read_compared_run(repository, run) for run in runs], samples=samples)
+    content = diff_runs([read_compared_run(repository, run, follows) for run in runs], samples=samples)
     return Printed(content, _text(content))
 
 

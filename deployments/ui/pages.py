@@ -38,6 +38,7 @@ from rlhf_core.report.run_diff import diff_runs
 from rlhf_core.report.run_part import run_context
 from rlhf_core.report.sections import StageSection, stage_section
 from rlhf_core.report.templating import environment, quoted
+from tasks.followers import follows
 
 _MOST_RUNS = 200  # of a page
 _MOST_COMPARED = 6
@@ -63,7 +64,7 @@ class Pages:
         return self._rendered(
             "runs.html", title="Runs", runs=runs[:_MOST_RUNS], count=len(runs), view=view,
             tags=sorted({tag for run in all_runs for tag in run.tags}),
-            outcomes=("succeeded", "failed", "unfinished"), headline=_headline_metric, money=money,
+            outcomes=("succeeded", "failed", "stopped", "unfinished"), headline=_headline_metric, money=money,
         )  # fmt: skip
 
     def run(self, where: Where, query: Query) -> str:
@@ -152,7 +153,7 @@ class Pages:
         ended = all(run.record is not None for run in runs)
         repository = self._reader.repository
         content = (
-            diff_runs([read_compared_run(repository, run.run_id) for run in runs], samples=None)
+            diff_runs([read_compared_run(repository, run.run_id, follows) for run in runs], samples=None)
             if ended and len(runs) > 1
             else None
         )

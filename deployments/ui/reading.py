@@ -33,9 +33,11 @@ from rlhf_core.evaluation.verdict import Comparison, Criterion
 from rlhf_core.pipeline.record import read_record, read_start
 from rlhf_core.pipeline.run_costs import RunCosts, run_costs
 from rlhf_core.pipeline.run_view import Run, inputs_of, newest_run, node_view
+from rlhf_core.pipeline.stopped_runs import stopped_record
 from rlhf_core.report.content import Content, Curves, curves_of, gather
 from rlhf_core.report.node_view import NodeView
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, VERDICT_FILE
+from tasks.followers import follows
 
 _READERS = 16
 _FRESH_SECONDS = 60.0  # for which a finished run is not read again: a retry replaces it
@@ -75,7 +77,10 @@ class StoreReader:
         if cached is not None and time.monotonic() - read_at < _FRESH_SECONDS:
             return cached
         store = self.repository.store
-        run = newest_run(run_id, read_start(store, run_id), read_record(store, run_id))
+        start, record = read_start(store, run_id), read_record(store, run_id)
+        if start is not None and (record is None or not record.is_newest(start)):
+            record = stopped_record(self.repository, start, follows) or record
+        run = newest_run(run_id, start, record)
         if run is not None and run.record is not None:
             with self._lock:
                 self._runs[run_id] = time.monotonic(), run

@@ -66,6 +66,7 @@ class RunRecord(Config):
     started_at: datetime
     finished_at: datetime
     nodes: tuple[NodeRecord, ...]
+    stopped: bool = False  # cancelled, killed or over its budget, before all of its stages had ended
 
     def is_newest(self, start: RunStart | None) -> bool:
         """Return whether the run has not been started again since."""

@@ -34,7 +34,7 @@ class Run:
     recipe: Mapping[str, Any]
     overrides: Sequence[str]
     started_at: datetime
-    record: RunRecord | None  # None: it has not ended, or its process was killed
+    record: RunRecord | None  # None: it has not ended
     nodes: Mapping[str, ArtifactRef]
     tags: Sequence[str]
 
@@ -46,6 +46,8 @@ class Run:
     def outcome(self) -> str:
         if self.record is None:
             return "unfinished"
+        if self.record.stopped:
+            return "stopped"
         return "succeeded" if self.record.succeeded else "failed"
 
     @cached_property

@@ -35,6 +35,7 @@ from flows.never_started import TAG
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.pipeline.in_process import try_node
 from rlhf_core.pipeline.prepare import prepare
+from rlhf_core.pipeline.record import read_record
 from tests.cluster import ROOT, Service, service_environment
 from tests.flows.conftest import NODES, Workplace
 from tests.flows.few import few
@@ -140,6 +141,12 @@ def test_a_retry_at_once_repeats_the_stage_that_failed_or_was_cancelled_and_noth
     cancelled = wait_for(client, flow_run, StateType.CANCELLED, *UNEXPECTED)
     assert cancelled.state_name == "Cancelled"
     assert list(workplace.attempts("data.words").values()) == ["FAILED", "STOPPED"]
+    record = read_record(workplace.repository.store, str(flow_run.id))
+    assert record is not None
+    assert record.stopped
+    assert [(node.name, node.outcome, len(node.attempts)) for node in record.nodes if node.name == "data.words"] == [
+        ("data.words", "failed", 2)
+    ]
     retry(client, cancelled)
     started.touch()
     wait_for(client, cancelled, StateType.RUNNING)

@@ -20,7 +20,7 @@ class RunLine:
     run: str
     recipe: str
     settings: Sequence[str]
-    outcome: str  # completed, failed, or of a run without a record its state in Prefect
+    outcome: str  # completed, failed, cancelled, or of a run without a record its state in Prefect
     started: datetime | None
     seconds: float | None
     failed_stages: Sequence[str]
@@ -37,7 +37,7 @@ class RunLine:
             run=record.run_id,
             recipe=str(record.recipe.get("name", "")),
             settings=record.overrides,
-            outcome="completed" if record.succeeded else "failed",
+            outcome="cancelled" if record.stopped else "completed" if record.succeeded else "failed",
             started=record.started_at,
             seconds=(record.finished_at - record.started_at).total_seconds(),
             failed_stages=[node.name for node in record.nodes if node.outcome == "failed"],
@@ -69,7 +69,7 @@ class BrowsedRun:
     run: str
     recipe: str
     settings: Sequence[str]
-    outcome: str  # succeeded, failed or unfinished
+    outcome: str  # succeeded, failed, stopped or unfinished
     started: datetime
     seconds: float | None
     stages: Sequence[BrowsedStage]

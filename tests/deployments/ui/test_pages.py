@@ -16,6 +16,7 @@ from deployments.ui.pages import Pages
 from deployments.ui.reading import StoreReader
 from deployments.ui.server import application
 from rlhf_core.artifacts.attempt import Attempt
+from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.live import LiveFiles
@@ -25,6 +26,8 @@ from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
 from rlhf_core.system.network import listening
+from tasks.followers import Follower
+from tasks.job_request import artifact_prefix
 from tests.deployments.ui.made_runs import publish, record, ref_of
 from tests.deployments.ui.served import browsing, data_of, served
 
@@ -301,3 +304,53 @@ def test_a_failed_run_begins_with_the_error_and_what_a_retry_does(tmp_path: Path
         retry = "<b>computes</b> sampled; <b>resumes</b> rl after step 6; <b>reuses</b> data.words."
         assert page.index("</h1>") < page.index(error) < page.index(retry) < page.index("Stages</h2>")
         assert "a retry" not in browser.get("/runs/whole").text
+
+
+def test_a_run_that_was_killed_has_stopped_with_what_it_took(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    started = datetime.now(UTC) - timedelta(hours=2)
+    attempt = Attempt(
+        id="a", run_id="killed", host="h", device="cpu", gpus=0, cores=2, started_at=started,
+        seen_at=started + timedelta(minutes=30),
+    )  # fmt: skip
+    Attempts(store, RL).write(attempt)
+    recipe = {"name": "killed", "prices": {"currency": "EUR", "core": 6.0}}
+    start = RunStart(run_id="killed", recipe=recipe, overrides=(), started_at=started, nodes={"rl": RL})
+    write_start(store, start)
+    record(store, [], "whole")
+    with browsing(store, tmp_path / "cache") as browser:
+        listed = browser.get("/", params={"outcome": "stopped", "min_cost": "1"}).text
+        page = browser.get("/runs/killed").text
+        compared = browser.get("/compare", params={"run": ["whole", "killed"]}).text
+    assert '<td class="stopped">stopped</td>' in listed
+    assert '<td class="number">30:00</td>' in listed
+    assert '<td class="number">6.00 EUR</td>' in listed
+    assert 'rl</a> <b class="failed">failed</b>: killed: its job was killed, or its node was lost' in page
+    assert 'http-equiv="refresh"' not in page
+    assert "when all runs have ended" not in compared
+    assert "<tr><td>prices.core</td><td>–</td><td>6.0</td></tr>" in compared
+
+
+def test_a_run_that_follows_a_job_or_has_one_is_unfinished(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    started = datetime.now(UTC) - timedelta(hours=2)
+    write_start(store, RunStart(run_id="old", recipe={}, overrides=(), started_at=started, nodes={"rl": RL}))
+
+    def outcome() -> str:
+        run = StoreReader(ArtifactRepository(store), tmp_path / "cache").run("old")
+        assert run is not None
+        return run.outcome
+
+    assert outcome() == "stopped"
+    job = f"{artifact_prefix(RL.stage, RL.key)}00000000-a"
+    Follower(store, job, "other").join()
+    assert outcome() == "stopped"
+    follower = Follower(store, job, "old")
+    follower.join()
+    assert outcome() == "unfinished"
+    follower.leave()
+    assert outcome() == "stopped"
+    lease = take_lease(store, lease_path(RL))
+    assert isinstance(lease, Lease)
+    with lease:
+        assert outcome() == "unfinished"

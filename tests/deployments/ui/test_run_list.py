@@ -52,7 +52,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     write(store, "cheap", 1, core=1.0, minutes=60, tags=("nightly",))
     write(store, "dear", 2, core=12.0, minutes=30, tags=("nightly", HOSTILE))
     write(store, "unpriced", 3, core=None, minutes=90, tags=())
-    started = AT + timedelta(hours=4)
+    started = datetime.now(UTC)
     write_start(
         store,
         RunStart(run_id="live", recipe={"name": "r"}, overrides=(), started_at=started, nodes={}, tags=("of a week",)),
