@@ -52,7 +52,7 @@ def require_success(job_id: str, details: JobDetails, log: JobLog, where: str) -
     if details.status == JobStatus.SUCCEEDED:
         return
     if details.error_type == JobErrorType.JOB_SUPERVISOR_ACTOR_START_TIMEOUT:
-        raise JobNotStartedError(f"Ray has had no room for the job {job_id} and has given it up")
+        raise JobNotStartedError(f"Ray gave up on the job {job_id}, for which the cluster had no free resources")
     if details.status == JobStatus.STOPPED:
         raise JobEndedError(f"the job {job_id} was stopped from outside; {where}")
     # Ray's message repeats the end of the log after a comma.

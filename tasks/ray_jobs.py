@@ -92,7 +92,7 @@ def connect(patience: float = 60.0) -> RayJobs:
         return RayJobs(_Client(address, patience), patience=patience)
     except RayError as error:
         raise StackError(
-            f"the Ray dashboard at {address} refuses us ({in_one_line(error)}): see RAY_AUTH_TOKEN"
+            f"the Ray dashboard at {address} rejected the request ({in_one_line(error)}): check RAY_AUTH_TOKEN"
         ) from error
     except (OSError, RuntimeError, ValueError) as error:
         raise StackError(
@@ -304,7 +304,7 @@ class RayJobs:
             return self._call(lambda: self._client.get_job_info(job_id))
         except RuntimeError as error:
             if "status code 404" not in str(error):
-                raise StageError(f"Ray does not say how the job {job_id} is: {in_one_line(error)}") from error
+                raise StageError(f"Ray did not return the status of the job {job_id}: {in_one_line(error)}") from error
             raise JobUnknownError(
                 f"the Ray cluster at {self.address} no longer knows the job {job_id}: its head was restarted; "
                 "run again, finished stages are reused"

@@ -47,7 +47,7 @@ def propose(store: Store, model: str, gate_ref: ArtifactRef, *, by: str) -> Alia
             )  # fmt: skip
         except ConflictError:
             continue
-    raise ConflictError(f"{model}/{CANDIDATE} is moved by other processes all the time: run the recipe again")
+    raise ConflictError(f"{model}/{CANDIDATE} keeps being moved by other processes: run the recipe again")
 
 
 def promote(
@@ -68,7 +68,7 @@ def promote(
     """
     candidate, present = _candidate(store, model, expected), read_alias(store, model, to)
     if to == CANDIDATE:
-        raise StoreError(f"{model}/{CANDIDATE} is what is promoted: name another alias by --to")
+        raise StoreError(f"{model}/{CANDIDATE} is the source of a promotion: pass another alias as --to")
     if present is not None and present.manifest == candidate.manifest:
         return None
     decision = decision_on(store, model, candidate)
@@ -159,7 +159,7 @@ def _asked(store: Store, model: str, expected: ArtifactRef | None) -> tuple[Alia
     gate = None if candidate.evidence.gate is None else read_gate(store, candidate.evidence.gate)
     if gate is None or not gate.needs_approval:
         raise StoreError(
-            f"{model}/{CANDIDATE}, {candidate.manifest}, waits for nobody: `alignment promote {model}` promotes it"
+            f"{model}/{CANDIDATE}, {candidate.manifest}, needs no approval: `alignment promote {model}` promotes it"
         )
     return candidate, gate
 

@@ -134,7 +134,8 @@ def _keep(store: Store, path: str, data: bytes) -> None:
     except ConflictError as error:
         if store.get(path) != data:  # else a process kept it that has replaced it, or was killed before it did
             raise IntegrityError(
-                f"{store.url}: {path} is not the move that is to be kept there: rename it in the store, and try again"
+                f"{store.url}: {path} holds another move than expected, so the history is damaged: rename the file in "
+                "the store, and try again"
             ) from error
 
 

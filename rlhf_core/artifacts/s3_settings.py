@@ -44,17 +44,17 @@ def region() -> str | None:
 def check_settings(url: str) -> None:
     """Raise StoreError, which names the variable, for a setting that prevents every request. url: the store's."""
     if not is_unicode(url):
-        raise StoreError(f"{one_line(url)}: this is no UTF-8: correct the store's URL, ALIGNMENT_STORE")
+        raise StoreError(f"{one_line(url)} is not valid UTF-8: correct the store's URL, ALIGNMENT_STORE")
     for name in _CREDENTIALS:
         value = os.environ.get(name, "")
         if not (value.isascii() and (value.isprintable() or not value)):
-            raise StoreError(f"{name} has a sign that no credential has: set it as it was given to you")
+            raise StoreError(f"{name} contains an invalid character: copy the credential again")
     for name in _REGIONS:
         try:
             validate_region_name(os.environ.get(name) or "us-east-1")
         except InvalidRegionError:
             raise StoreError(
-                f"{name}={one_line(os.environ[name])} is no name of a region, such as us-east-1: correct or unset it"
+                f"{name}={one_line(os.environ[name])} is not a region, such as us-east-1: correct or unset it"
             ) from None
     bundle = os.environ.get("AWS_CA_BUNDLE")
     if bundle and not Path(bundle).exists():
@@ -66,7 +66,7 @@ def _check_proxies() -> None:
     for scheme, proxy in getproxies().items():
         url = proxy if "://" in proxy else f"http://{proxy}"
         if scheme in ("http", "https") and not names_a_host(url):
-            raise StoreError(f"{scheme}_proxy is no address of a proxy, such as http://host:3128: correct or unset it")
+            raise StoreError(f"{scheme}_proxy is not a proxy's address, such as http://host:3128: correct or unset it")
 
 
 def client_problem(error: BaseException, server: str) -> str | None:

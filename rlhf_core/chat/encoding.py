@@ -131,8 +131,8 @@ def encode_completion(
     )
     if others:
         raise ConversationError(
-            "the chat template rewrites earlier turns, or the tokenizer joins them to what follows, so that a "
-            "completion of several turns is no one sequence"
+            "the chat template rewrites earlier turns, or the tokenizer merges them with the text that follows, so "
+            "the turns of the completion do not form one token sequence"
         )
     return sequence
 
@@ -261,9 +261,9 @@ def _turn(
     if not whole.startswith(before):
         common = next(n for n, (a, b) in enumerate(zip(before, whole + "\0", strict=False)) if a != b)
         raise ConversationError(
-            f"the chat template asks for turn {index} with {before[max(0, common - 20) :][-60:]!r} but writes the turn "
-            f"as {whole[max(0, common - 20) :][:60]!r}: a model that is trained on this has never seen the prompt that "
-            "it is asked with; change the base stage's chat_template"
+            f"the chat template prompts turn {index} with {before[max(0, common - 20) :][-60:]!r} but renders it as "
+            f"{whole[max(0, common - 20) :][:60]!r}, so the prompts of training and inference differ: change the base "
+            "stage's chat_template"
         )
     if messages[-1]["content"].strip() not in whole[len(before) :]:
         require_reply_written(tokenizer, messages, tools, whole)

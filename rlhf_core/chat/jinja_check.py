@@ -71,7 +71,7 @@ def try_jinja(text: str) -> None:
             f"the chat template needs over {_TRIAL_MEMORY // 2**30} GiB of memory for four short turns: correct it"
         ) from None
     except ProcessError as error:
-        raise StageError(f"the chat template could not be tried (its process {error})") from error
+        raise StageError(f"the chat template could not be rendered (its process {error})") from error
 
 
 def _environment() -> Any:

@@ -36,8 +36,8 @@ def encode_tagged(
     start = written.find(whole)  # some tokenizers decode a space before a text
     if start < 0:
         raise ConversationError(
-            f"the tokens of the completion are another text than its steps with the tag {tag!r}: the tokenizer or the "
-            "chat template changes it; drop the row, or set another `step_tag`"
+            f"the completion's tokens decode to a text that differs from its steps with the tag {tag!r}: the tokenizer "
+            "or the chat template changes it; drop the row, or set another `step_tag`"
         )
     ends: list[int] = []
     position = start - len(separator)

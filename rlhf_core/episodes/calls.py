@@ -215,7 +215,7 @@ def _add_segment(sequence: TokenSequence, segment: Any, calls: dict[int, Call], 
         case {"call": int(number), "token_ids": list(tokens), **rest} if not rest:
             call = calls.pop(number, None)
             if call is None:
-                raise EpisodeError(f"{where} has reply {number}, which there is not, or is in a sequence already")
+                raise EpisodeError(f"{where} has reply {number}, which does not exist or is already in a sequence")
             if tokens != list(call.completion.token_ids):
                 raise EpisodeError(f"{where} has other tokens as reply {number} than the engine sampled")
             if not sequence.is_prompt_of(call):

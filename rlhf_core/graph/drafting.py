@@ -99,8 +99,8 @@ class Drafter:
             raise RecipeError(f"`{name}` and data.{name} are two datasets of one name: choose another for one of them")
         if role in self.of_all:
             raise RecipeError(
-                f"{self.of_all[role]} is left out, and `{name}` below it makes a {role} too: name those that it means, "
-                f"or move `{name}` above it"
+                f"set {self.of_all[role]}: its default, all above, is ambiguous, since `{name}` below makes a {role} "
+                f"too; or move `{name}` above"
             )
         self.by_role.setdefault(role, []).append(name)
         if adapter:

@@ -149,8 +149,8 @@ def chat_tokenizer(name: str, folder: Path, template: str | None) -> Tokenizer:
         return with_template(tokenizer, config, Path)
     if tokenizer.chat_template is None:
         raise StageError(
-            f"{name}: the tokenizer has no chat template, so that nobody knows how the model is asked: give "
-            f"--chat-template, one of {', '.join(SHIPPED)}, or a .jinja file"
+            f"{name}: the tokenizer has no chat template, so prompts cannot be rendered: pass --chat-template, one of "
+            f"{', '.join(SHIPPED)}, or a .jinja file"
         )
     template_texts(tokenizer)
     return tokenizer

@@ -51,12 +51,12 @@ def _digest(library: Library, settings: Mapping[str, Any]) -> str:
 
 
 def _asked(library: Library, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    what = f"{library.name}, which was to validate what the recipe passes on to it,"
+    failed = f"{library.name} could not validate the settings passed on to it"
     try:
         problems: list[tuple[str, str]] = tried(_SECONDS, _MEMORY, resolve_name(library.problems), settings)
     except TimeoutError as error:
-        raise StageError(f"{what} did not answer within {_SECONDS:g} s: try again") from error
+        raise StageError(f"{failed}: no answer within {_SECONDS:g} s; try again") from error
     except (MemoryError, ProcessError) as error:
         reason = f"needs more than {_MEMORY >> 30} GiB" if isinstance(error, MemoryError) else str(error)
-        raise StageError(f"{what} cannot: its process {reason}") from error
+        raise StageError(f"{failed}: its process {reason}") from error
     return problems

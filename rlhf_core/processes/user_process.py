@@ -121,7 +121,7 @@ class UserProcess:
             raise RewardError(f"{name}: its process {error}, before it returned; see the log") from error
         except ValueError as error:
             raise RewardError(
-                f"{name}: its process answered what is no JSON: what of `json` does the file replace?"
+                f"{name}: its process replied with invalid JSON: does the file replace parts of the module `json`?"
             ) from error
         if reply.get("error_type") == "RecipeError":  # of the function: its file has been run
             raise RecipeError(reply["error"])

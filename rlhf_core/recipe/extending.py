@@ -34,12 +34,12 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, list[Pat
         return values, [path]
     extended = _find(path, values.pop(EXTENDS))
     if extended in (*above, path):
-        raise RecipeError(f"{path}: `{EXTENDS}`: {extended.name} extends this file itself; take one of both away")
+        raise RecipeError(f"{path}: `{EXTENDS}`: {extended.name} extends this file in turn: remove one `{EXTENDS}`")
     if len(above) >= _MOST_EXTENDED:
         raise RecipeError(f"{path}: more than {_MOST_EXTENDED} recipes extend one another: join some of them")
     base, files = read_recipe(extended, (*above, path))
     if not isinstance(base, dict):
-        raise RecipeError(f"{extended}: {path.name} extends it, but it is no recipe")
+        raise RecipeError(f"{extended}: {path.name} extends it, but it is not a recipe")
     for name in [name for name in values if name in base and name not in Recipe.model_fields]:
         if values[name] is None or (isinstance(values[name], str) and values[name] in NULL_WORDS):
             del base[name], values[name]  # a stage is taken away, whatever its name

@@ -97,11 +97,11 @@ class Recipe(KeyedConfig):
                 "the name of a stage has up to 100 lower-case letters, digits, `_` and `-`, a letter or digit first"
             )
         if key in STAGES and key not in cls.block_names():
-            raise ValueError(f"`{key}` is what a part of the graph is called that no key makes: choose another name")
+            raise ValueError(f"`{key}` is a reserved name of a node: choose another name")
         if key in NULL_WORDS:
-            raise ValueError(f"`{key}` stands for no stage where one could be named: choose another name")
+            raise ValueError(f'`{key}` is a reserved word that means "no stage": choose another name')
         if key == POLICY_START:
-            raise ValueError(f"`{key}` is what `critic.start` calls the model that RL starts from: choose another name")
+            raise ValueError(f"`{key}` is reserved: `critic.start` calls RL's starting model so; choose another name")
         return STAGES[stage].config
 
     @classmethod

@@ -41,7 +41,7 @@ def _problem(request: str) -> str | None:
     except MemoryError:
         return f"the template needs over {_TRIAL_MEMORY // 2**30} GiB of memory: correct it"
     except ProcessError as error:
-        return f"the template could not be tried (its process {error})"
+        return f"the template could not be rendered (its process {error})"
 
 
 def problem_of_rows(request: str) -> str | None:

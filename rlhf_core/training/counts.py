@@ -15,6 +15,6 @@ def require_counts(counts: Mapping[str, tuple[int, int]]) -> None:
     for name, (expected, counted) in counts.items():
         if expected != counted:
             raise StageError(
-                f"by its settings and its data the stage ends with {expected} {name}, and it has {counted}: nothing is "
-                "published; run it with `checkpoint.resume: false`, and report this, since it is a fault of the stage"
+                f"settings and data give {expected} {name}, but the stage counted {counted}: nothing is published; "
+                "this is a defect: report it, and run again with `checkpoint.resume: false`"
             )

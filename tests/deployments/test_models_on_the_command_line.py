@@ -152,7 +152,7 @@ def test_an_adapter_needs_its_base(adapter: Path, folder: Path) -> None:
             ("chat", "MODEL", "--chat-template", "chatlm"),
             "--chat-template: there is no template `chatlm` .did you mean",
         ),
-        (("chat", "BARE"), "error: bare: the tokenizer has no chat template, .*give --chat-template, one of chatml"),
+        (("chat", "BARE"), "error: bare: the tokenizer has no chat template, .*pass --chat-template, one of chatml"),
         (("serve", "CUT"), "error: cut: model.safetensors is damaged, or was not copied whole"),
         (("chat", "REWARD"), "error: reward is a reward model, which writes nothing: `alignment serve-reward`"),
     ],

@@ -296,8 +296,8 @@ def wait_for_room(address: str, folder: Path) -> None:
         may_restart=lambda: False, keep_log=lambda job_id, log: None,
     )  # fmt: skip
     assert watcher.seen[0].phase == "waiting for Ray, which has no room for the job"
-    given_up = f"Ray has had no room for the job {waits.id_prefix}1 and has given it up: submitting it again"
-    assert (watcher.lines[0], watcher.lines[-1]) == (given_up, "at last")
+    given_up = f"Ray gave up on the job {waits.id_prefix}1, for which the cluster had no free resources"
+    assert (watcher.lines[0], watcher.lines[-1]) == (f"{given_up}: submitting it again", "at last")
     assert watcher.jobs[:2] == [(f"{waits.id_prefix}{attempt}", False) for attempt in (1, 2)]
     assert jobs.running() == []
     assert not (folder / "ran").exists()

@@ -54,8 +54,8 @@ class Placement(Config):
     def _gpus_are_their_own(self) -> Placement:
         if self.workers > 1 and 0 < self.gpus_per_worker < 1:
             raise ValueError(
-                f"gpus_per_worker is {self.gpus_per_worker:g} of {self.workers} workers: those that exchange gradients "
-                "cannot share a GPU; set 1 (rl.hybrid shares one with an engine by itself)"
+                f"gpus_per_worker={self.gpus_per_worker:g}, but {self.workers} workers that exchange gradients cannot "
+                "share a GPU: set 1 (rl.hybrid shares a GPU with an engine by itself)"
             )
         return self
 

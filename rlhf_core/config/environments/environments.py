@@ -306,8 +306,8 @@ def require_concurrent(environment: AnyEnvironment, rollout: RolloutEngineConfig
     """Raise ValueError if programs would have to wait for each other."""
     if environment.is_program and rollout.repeatable:
         raise ValueError(
-            f"environment `{environment.type}` asks for replies whenever it wants to, so that its episodes cannot be "
-            "played in rounds: set rollout.repeatable to false"
+            f"environment `{environment.type}` requests replies at any time, so its episodes cannot be played in "
+            "rounds: set rollout.repeatable to false"
         )
 
 

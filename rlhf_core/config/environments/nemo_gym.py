@@ -40,10 +40,8 @@ def check_tools(row: Mapping[str, Any], *, can_call: bool) -> None:
     names = [tool["function"]["name"] for tool in tools]
     for name in names:
         if name in _RESERVED:
-            raise RecipeError(
-                f"the row has a tool `{name}`, which is what the resource server calls its own: rename it"
-            )
+            raise RecipeError(f"the row has a tool `{name}`, a name that the resource server reserves: rename the tool")
         if not _TOOL_NAME.fullmatch(name):
-            raise RecipeError(f"the row has a tool {name[:80]!r}: letters, digits and `_.-` make a path of a server")
+            raise RecipeError(f"the row's tool name {name[:80]!r} is invalid in a URL: use letters, digits and `_.-`")
         if names.count(name) > 1:
             raise RecipeError(f"the row has two tools `{name}`: rename one of them")

@@ -33,5 +33,5 @@ class TokenForm(Config):
     def _of_the_form_token(self) -> TokenForm:
         for name in self.token_settings:
             if not self.in_token_form and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name}: only a process reward model in token form has it")
+                raise ValueError(f"{name}: it applies only to a process reward model with `form: token`; remove it")
         return self

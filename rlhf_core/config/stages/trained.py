@@ -83,8 +83,8 @@ class OptimizerConfig(Config):
     def _settings_are_used(self) -> OptimizerConfig:
         if self.learning_rate * self.weight_decay >= 1:
             raise ValueError(
-                f"learning_rate={self.learning_rate:g} x weight_decay={self.weight_decay:g} is 1 or more: a step would "
-                "take all of the weights away; lower one of them"
+                f"learning_rate={self.learning_rate:g} x weight_decay={self.weight_decay:g} is 1 or more: one "
+                "step would decay the weights to 0 or beyond; lower one of them"
             )
         unfallen = type(self).model_fields["final_learning_rate_share"].default
         if self.schedule == "constant" and self.final_learning_rate_share != unfallen:
@@ -148,19 +148,19 @@ def require_devices(engine: EngineConfig, placement: Placement) -> None:
         )
     if engine.hpz_partition_size is not None and placement.workers % engine.hpz_partition_size:
         raise ValueError(
-            f"engine.hpz_partition_size is {engine.hpz_partition_size}, which does not divide placement.workers="
-            f"{placement.workers}; set it to the workers of a node, or leave it out"
+            f"placement.workers={placement.workers} is not a multiple of engine.hpz_partition_size="
+            f"{engine.hpz_partition_size}: set that to the workers of a node, or remove it"
         )
     if placement.workers % engine.sequence_parallel:
         raise ValueError(
-            f"engine.sequence_parallel is {engine.sequence_parallel}, which does not divide placement.workers="
-            f"{placement.workers}: so many workers share the tokens of a batch; change one of them"
+            f"placement.workers={placement.workers} is not a multiple of engine.sequence_parallel="
+            f"{engine.sequence_parallel}, the workers that share a sequence: change one of them"
         )
     if placement.workers % engine.ranks_of_replica:
-        others = f" times sequence_parallel {engine.sequence_parallel}" if engine.sequence_parallel > 1 else ""
+        others = f" x sequence_parallel={engine.sequence_parallel}" if engine.sequence_parallel > 1 else ""
         raise ValueError(
-            f"engine.tensor_parallel is {engine.tensor_parallel}, which{others} does not divide placement.workers="
-            f"{placement.workers}: so many workers share the weights of each layer; change one of them"
+            f"placement.workers={placement.workers} is not a multiple of engine.tensor_parallel="
+            f"{engine.tensor_parallel}{others}, the workers that share a layer's weights: change one of them"
         )
 
 

@@ -63,7 +63,7 @@ async def _answer(process: EpisodeProcess, policy: _Served, message: Mapping[str
     except (CallError, StageError) as error:
         answer = {"refused": str(error), "code": error.code if isinstance(error, CallError) else ""}
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise EpisodeError(f"it asked the policy for what cannot be answered: {message!r:.200}") from error
+        raise EpisodeError(f"its request to the policy is invalid: {message!r:.200}") from error
     await process.send({"number": number, **answer})
 
 
@@ -90,7 +90,7 @@ class _Served:
             case "limits":
                 return {name: getattr(policy, name) for name in ("max_length", "max_tokens", "temperature")}
             case _:
-                raise EpisodeError(f"it asked the policy for {method!r}, which there is not")
+                raise EpisodeError(f"it called the policy's method {method!r}, which does not exist")
 
     async def _generated(self, **arguments: Any) -> dict[str, Any]:
         prompt = arguments["token_ids"]

@@ -52,7 +52,7 @@ class ExecutorImages:
                 case [int(number), int(start)] if 0 <= number < len(self._known):
                     image, tokens = self._known[number]
                 case _:
-                    raise EpisodeError(f"it asked the policy for the image {each!r:.100}, which there is not")
+                    raise EpisodeError(f"it sent the policy the image {each!r:.100}, which does not exist")
             if start < end or tuple(prompt[start : start + len(tokens)]) != tokens:
                 raise CallError(
                     f"the prompt has other tokens than those of its image at {start}: keep the tokens of an image "

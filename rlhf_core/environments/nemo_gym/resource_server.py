@@ -98,7 +98,7 @@ class Session:
             raise EpisodeError(f"{name} broke the connection: {type(error).__name__}: {reason_of(error)}") from error
         except aiohttp.ClientError as error:
             raise EpisodeError(
-                f"{name} did not answer as HTTP has it: {type(error).__name__}: {reason_of(error)}"
+                f"{name} sent an invalid HTTP response: {type(error).__name__}: {reason_of(error)}"
             ) from error
         if len(content) > _LARGEST_ANSWER:
             raise EpisodeError(f"{name} answered with more than {_LARGEST_ANSWER // 2**20} MiB")

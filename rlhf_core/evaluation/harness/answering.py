@@ -70,7 +70,7 @@ def _exchange(process: LineProcess, message: Any) -> dict[str, Any]:
         raise StageError(f"the process of lm-evaluation-harness {error}; see the log") from error
     except ValueError as error:
         raise StageError(
-            f"the process of lm-evaluation-harness answered what is no JSON: {reason_of(error)}"
+            f"the process of lm-evaluation-harness replied with invalid JSON: {reason_of(error)}"
         ) from error
     return received
 

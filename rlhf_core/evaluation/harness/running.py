@@ -98,7 +98,7 @@ def _seed(seed: int) -> None:
 def _set_shots(name: str, task: Task, shots: int | None) -> None:
     own = task.get_config("num_fewshot")
     if shots is not None and shots and own == 0:
-        raise StageError(f"num_fewshot: {name} is always asked without examples: leave it out, or the task")
+        raise StageError(f"num_fewshot={shots}, but {name} always runs zero-shot: remove num_fewshot, or the task")
     task.set_config(key="num_fewshot", value=(own or 0) if shots is None else shots)
 
 

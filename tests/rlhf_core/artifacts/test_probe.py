@@ -171,16 +171,16 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("AWS_REGION", "bad region!", "AWS_REGION=bad region! is no name of a region"),
-        ("AWS_DEFAULT_REGION", "bad region!", "AWS_DEFAULT_REGION=bad region! is no name of a region"),
-        ("AWS_ACCESS_KEY_ID", "\udcff", "AWS_ACCESS_KEY_ID has a sign that no credential has"),
-        ("AWS_SECRET_ACCESS_KEY", "\udcff", "AWS_SECRET_ACCESS_KEY has a sign that no credential has"),
-        ("AWS_SESSION_TOKEN", "a\nb", "AWS_SESSION_TOKEN has a sign that no credential has"),
+        ("AWS_REGION", "bad region!", "AWS_REGION=bad region! is not a region"),
+        ("AWS_DEFAULT_REGION", "bad region!", "AWS_DEFAULT_REGION=bad region! is not a region"),
+        ("AWS_ACCESS_KEY_ID", "\udcff", "AWS_ACCESS_KEY_ID contains an invalid character"),
+        ("AWS_SECRET_ACCESS_KEY", "\udcff", "AWS_SECRET_ACCESS_KEY contains an invalid character"),
+        ("AWS_SESSION_TOKEN", "a\nb", "AWS_SESSION_TOKEN contains an invalid character"),
         ("AWS_CA_BUNDLE", "/nowhere", "AWS_CA_BUNDLE=/nowhere: there is no such file"),
         ("AWS_PROFILE", "nosuch", "AWS_PROFILE=nosuch: ~/.aws/config has no such profile"),
         ("AWS_CONFIG_FILE", __file__, "the settings of S3 clients cannot be read .*test_probe.py.*: correct that file"),
         ("AWS_ENDPOINT_URL_S3", "junk", "AWS_ENDPOINT_URL_S3=junk is no address of a server"),
-        ("http_proxy", "http://[::1", "http_proxy is no address of a proxy, such as http://host:3128"),
+        ("http_proxy", "http://[::1", "http_proxy is not a proxy's address, such as http://host:3128"),
         (
             "http_proxy",
             f"http://{LOOPBACK}:1",
@@ -196,7 +196,7 @@ def test_the_setting_that_is_wrong_is_named(
 
 
 def test_a_url_that_is_no_text(nobody: str) -> None:
-    assert _reason("s3://bucket/\udcff").startswith("s3://bucket/\\udcff: this is no UTF-8: correct the store's URL")
+    assert _reason("s3://bucket/\udcff").startswith("s3://bucket/\\udcff is not valid UTF-8: correct the store's URL")
 
 
 def test_what_does_not_pass_is_not_tried_again(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ class TestApproval:
 def test_a_candidate_that_no_gate_asked_a_person_for_waits_for_nobody(registry: Registry) -> None:
     propose(registry.store, MODEL, registry.gate(registry.model("b")), by="run 1")
     assert waiting(registry.store, MODEL) is None
-    with pytest.raises(StoreError, match="waits for nobody: `alignment promote bot` promotes it"):
+    with pytest.raises(StoreError, match="needs no approval: `alignment promote bot` promotes it"):
         approve(registry.store, MODEL, by="ann", approved_by="eve", reason="")
 
 

@@ -113,7 +113,7 @@ def test_a_kept_move_is_never_overwritten(repository: ArtifactRepository, models
     store = repository.store
     move(store, models["a"])
     store.put(move_path(MODEL, "best", 1), b"{}")
-    with pytest.raises(IntegrityError, match=r"moves/best/000001\.json is not the move that is to be kept there"):
+    with pytest.raises(IntegrityError, match=r"moves/best/000001\.json holds another move than expected, so the"):
         move(store, models["b"])
     assert store.get(move_path(MODEL, "best", 1)) == b"{}"
 

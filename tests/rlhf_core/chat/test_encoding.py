@@ -166,7 +166,7 @@ def test_of_a_completion_of_several_turns_the_assistant_s_are_trained() -> None:
     tokenizer = byte_level(TURNS)
     ids, mask = encode_completion(tokenizer, TALK[:1], TALK[1:])
     assert (ids, mask) == encode_conversation(tokenizer, TALK)[0]
-    with pytest.raises(ConversationError, match="of several turns is no one sequence"):
+    with pytest.raises(ConversationError, match="the turns of the completion do not form one token sequence"):
         encode_completion(byte_level(STRIPS_REASONING), [user("q")], [assistant("<think>t</think>\nr"), *TALK[2:]])
 
 
@@ -194,8 +194,8 @@ def test_today_is_always_the_same_day() -> None:
         (
             TURNS.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}"),
             TALK[:2],
-            r"asks for turn 1 with 'im_start\|>assistant\\n<think>\\n' but writes the turn as "
-            r"'im_start\|>assistant\\nr1<\|im_end\|>\\n': a model that is trained on this has never seen the prompt",
+            r"prompts turn 1 with 'im_start\|>assistant\\n<think>\\n' but renders it as "
+            r"'im_start\|>assistant\\nr1<\|im_end\|>\\n', so the prompts of training and inference differ",
         ),
         (
             "{% for m in messages if m.role != 'system' %}{{ m.role + m.content + eos_token }}{% endfor %}",

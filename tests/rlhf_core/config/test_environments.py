@@ -74,7 +74,7 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
         ({"environment": "retry"}, "write a mapping with a key `type`, which chooses the environment"),
         (
             {"environment": {"type": "agent", "path": "agent.py"}},
-            "environment `agent` asks for replies whenever it wants to, so that its episodes cannot be played in",
+            "environment `agent` requests replies at any time, so its episodes cannot be played in rounds",
         ),
         ({"environment": {"type": "executor", "path": "agent.py"}}, "set rollout.repeatable to false"),
         (

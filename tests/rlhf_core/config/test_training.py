@@ -229,7 +229,7 @@ SHARED = {
 @pytest.mark.parametrize(
     ("config", "settings", "problem"),
     [
-        (SFTConfig, {"placement": {"workers": 3}}, "engine.sequence_parallel is 2, which does not divide placement.wo"),
+        (SFTConfig, {"placement": {"workers": 3}}, "placement.workers=3 is not a multiple of"),
         (SFTConfig, {"batch_size": 1}, "batch_size is 1, fewer than placement.workers=4 / engine.sequence_parallel=2"),
         (PreferenceConfig, {"reference": {"engine": {}}}, "reference.engine.sequence_parallel is 1, but the policy's"),
         (
@@ -238,7 +238,7 @@ SHARED = {
         ),
         (
             SFTConfig, {"engine": {"sequence_parallel": 2, "tensor_parallel": 4}},
-            "engine.tensor_parallel is 4, which times sequence_parallel 2 does not divide placement.workers=4",
+            "placement.workers=4 is not a multiple of engine.tensor_parallel=4 x sequence_parallel=2",
         ),
         (
             SFTConfig, {"engine": {"tensor_parallel": 2}, "batch_size": 1},

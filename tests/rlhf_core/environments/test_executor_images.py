@@ -174,7 +174,7 @@ def test_replies_that_are_not_chosen_are_joined_by_tokens_and_images(
     [
         ("loses", "which stands for an image, and there is none: join lists of tokens by `+`"),
         ("moves", "the prompt has other tokens than those of its image at"),
-        ("invents", r"it asked the policy for the image [1, 0], which there is not"),
+        ("invents", r"it sent the policy the image [1, 0], which does not exist"),
         ("shows_many", "it has 3 images, more than rollout.max_images=2"),
         ("names_a_file", "a message has `images`: show each as a part of its `content`"),
         ("shows_text", "is no image that can be read"),

@@ -353,8 +353,8 @@ def test_addresses_and_headers_come_from_variables(
     [
         ({"id": "r", "prompt": []}, {}, r"row r: it is no row of NeMo Gym: name its request by `columns: {nemo_"),
         (row(), {"parser": None}, r"the row has tools: set the environment's `parser`"),
-        (row(tools=[{"type": "function", "name": "verify"}]), {}, r"a tool `verify`, which is what the resource s"),
-        (row(tools=[{"type": "function", "name": "../verify"}]), {}, r"a tool '../verify': letters, digits and"),
+        (row(tools=[{"type": "function", "name": "verify"}]), {}, r"a tool `verify`, a name that the resource server"),
+        (row(tools=[{"type": "function", "name": "../verify"}]), {}, r"tool name '../verify' is invalid in a URL:"),
         (row(tools=[{"type": "function", "name": "a"}] * 2), {}, r"the row has two tools `a`: rename one"),
     ],
 )  # fmt: skip

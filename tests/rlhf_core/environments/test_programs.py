@@ -173,7 +173,7 @@ def test_an_executor_plays_on_tokens(executors: ExecutorHost, tokenizer: Tokeniz
     ("answer", "problem"),
     [
         ("invents", "sequence 0 that it returned has other tokens as reply 0 than the engine sampled"),
-        ("writes_nonsense", "it asked the policy for what cannot be answered: {'ask': 'generate'}"),
+        ("writes_nonsense", "its request to the policy is invalid: {'ask': 'generate'}"),
         ("nothing", "it ended without a reply of the policy"),
         ("unheard_of", "KeyError: 'executor_unheard_of'"),
     ],

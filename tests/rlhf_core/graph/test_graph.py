@@ -373,7 +373,7 @@ def test_prompts_that_ask_for_a_reward_are_compared_as_they_were_before(tmp_path
         ),
         (
             ("evaluation=" + EVALUATION, "sft=" + TRAIN),
-            "evaluation.models is left out, and `sft` below it makes a model too: name those that it means",
+            "set evaluation.models: its default, all above, is ambiguous, since `sft` below makes a model too",
         ),
         (("merged={stage: merge, adapter: base}",), "merged.adapter: `base` makes no adapter; above are none"),
         (("start={stage: artifact, ref: champion}",), "start.ref: champion cannot be looked up, since no store is set"),

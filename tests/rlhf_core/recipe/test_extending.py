@@ -82,8 +82,8 @@ def test_a_mistake_is_told_where_it_was_written(tmp_path: Path) -> None:
         ("extends: tny\n", r"tny\.yaml: there is no such file \(did you mean `tiny`\?\); there are recipe, 1"),
         ("extends: ../recipe\n", "names a recipe of the same folder"),
         ("extends: [recipe]\n", "names a recipe of the same folder, or a shipped one"),
-        ("extends: child\n", r"child\.yaml extends this file itself"),
-        ("extends: list\n", "but it is no recipe"),
+        ("extends: child\n", r"child\.yaml extends this file in turn"),
+        ("extends: list\n", "but it is not a recipe"),
         ("extends: broken\n", r"broken\.yaml: line 1"),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_long_chain_is_cut(tmp_path: Path) -> None:
 def test_two_that_extend_each_other(tmp_path: Path) -> None:
     child = write_child(tmp_path, "extends: other\n")
     (tmp_path / "other.yaml").write_text("extends: child\n")
-    with pytest.raises(RecipeError, match=r"other\.yaml: `extends`: child\.yaml extends this file itself"):
+    with pytest.raises(RecipeError, match=r"other\.yaml: `extends`: child\.yaml extends this file in turn"):
         load_recipe(child)
 
 

@@ -195,14 +195,14 @@ def test_prompts_that_are_lost_are_an_error() -> None:
     skipped, short, lost = (Setup(ANSWERS, **FILTERED) for _ in range(3))
     trained_for(skipped, 9)
     skipped.prompts.draw(1, 0)
-    with pytest.raises(StageError, match=r"ends with \d+ prompts drawn, and it has \d+: nothing is published"):
+    with pytest.raises(StageError, match=r"give \d+ prompts drawn, but the stage counted \d+: nothing is published"):
         skipped.collector.proven()
     trained_for(short, 8)
-    with pytest.raises(StageError, match="ends with 9 steps, and it has 8"):
+    with pytest.raises(StageError, match="give 9 steps, but the stage counted 8"):
         short.collector.proven()
     trained_for(lost, 8)
     lost.collector.trained(lost.collect(8)[0][:4])  # one prompt of two
-    with pytest.raises(StageError, match="ends with 18 prompts trained, and it has 17"):
+    with pytest.raises(StageError, match="give 18 prompts trained, but the stage counted 17"):
         lost.collector.proven()
 
 

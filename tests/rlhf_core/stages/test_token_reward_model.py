@@ -170,7 +170,7 @@ def test_a_step_that_holds_the_tag_is_a_bad_row(inputs: Inputs, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("settings", "problem"),
-    [({"step_tag": "#"}, "step_tag: only a process"), ({"labels": ("a", "b")}, "labels: only a process reward model")],
+    [({"step_tag": "#"}, "step_tag: it applies only to a"), ({"labels": ("a", "b")}, "labels: it applies only to")],
 )
 def test_settings_of_the_token_form_need_it(settings: dict[str, Any], problem: str) -> None:
     plain = {**CONFIG.model_dump(), "form": "score", "step_tag": " ки"}

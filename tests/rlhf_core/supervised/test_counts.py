@@ -67,12 +67,12 @@ def test_the_counts_are_metrics(tmp_path: Path) -> None:
 
 
 def test_ranks_that_took_fewer_steps(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="ends with 6 steps, and it has 5: nothing is published"):
+    with pytest.raises(StageError, match="give 6 steps, but the stage counted 5: nothing is published"):
         train(tmp_path, Ranks(taken=-1))
 
 
 def test_ranks_that_lost_a_micro_batch(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=f"ends with {TOKENS} tokens trained, and it has {TOKENS - 3}"):
+    with pytest.raises(StageError, match=f"give {TOKENS} tokens trained, but the stage counted {TOKENS - 3}"):
         train(tmp_path, Ranks(lost=3))
 
 
@@ -81,7 +81,7 @@ def test_an_epoch_that_ends_a_step_early(tmp_path: Path, monkeypatch: pytest.Mon
         return (step for number, step in enumerate(step_indices(count, config, seed)) if number != 2)
 
     scheduled(monkeypatch, early)
-    with pytest.raises(StageError, match="ends with 6 steps, and it has 5"):
+    with pytest.raises(StageError, match="give 6 steps, but the stage counted 5"):
         train(tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_a_row_that_is_read_once_more(tmp_path: Path, monkeypatch: pytest.Monkey
         return ([*step, step[0]] for step in step_indices(count, config, seed))
 
     scheduled(monkeypatch, more)
-    with pytest.raises(StageError, match="ends with 20 examples trained, and it has 26"):
+    with pytest.raises(StageError, match="give 20 examples trained, but the stage counted 26"):
         train(tmp_path)
 
 
@@ -132,5 +132,5 @@ def test_a_resume_that_skips_or_repeats_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, taken: int
 ) -> None:
     resumes(monkeypatch, after, counted=4)
-    with pytest.raises(StageError, match="ends with 6 steps, and it has"):
+    with pytest.raises(StageError, match="give 6 steps, but the stage counted"):
         train(tmp_path, Ranks(taken))

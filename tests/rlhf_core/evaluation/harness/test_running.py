@@ -238,7 +238,7 @@ def test_a_gate_compares_two_benchmarks_row_by_row(
         (f"{CHOICE}unsafe_code: true\n", {}, "choice is marked `unsafe_code`"),
         (CHOICE.replace("rows.jsonl", "none.jsonl"), {}, "tasks: choice cannot be loaded: .*none.jsonl"),
         (CHOICE, {"max_tokens": 2, "rollout": {"max_length": 6}}, "fit into rollout.max_length=6 with the answer"),
-        (f"{CHOICE}num_fewshot: 0\n", {"num_fewshot": 2}, "num_fewshot: choice is always asked without"),
+        (f"{CHOICE}num_fewshot: 0\n", {"num_fewshot": 2}, "num_fewshot=2, but choice always runs zero-shot"),
         (SAY.replace("task: say", "task: choice").replace("do_sample", "num_beams: 2, do_sample"), {},
          "the engines have no `num_beams`"),
         (SAY.replace("task: say", "task: choice").replace("do_sample: false", "do_sample: true, temperature: 9"), {},
