@@ -71,7 +71,7 @@ def read(folder: Path) -> "dict[str, Any]":
     try:
         description = json.loads((folder / DESCRIPTION).read_text())
     except FileNotFoundError:
-        raise KitError("%s is no kit, it has no %s: collect one with `make kit`." % (folder, DESCRIPTION)) from None
+        raise KitError("%s is not a kit, it has no %s: collect one with `make kit`." % (folder, DESCRIPTION)) from None
     missing = [number for number in range(1, description["parts"] + 1) if not (folder / ("part-%d" % number)).is_dir()]
     if missing:
         raise KitError("the kit %s lacks its folder part-%d: copy all parts." % (folder, missing[0]))

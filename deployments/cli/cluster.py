@@ -84,7 +84,7 @@ def kuberay(
 ) -> None:
     """Print the RayJob that runs a recipe: `alignment cluster kuberay RECIPE … | kubectl apply -f -`."""
     if queue and keep_failed is not None:
-        raise RecipeError("--keep-failed needs deletion rules, which Kueue does not admit: leave one of both out")
+        raise RecipeError("--keep-failed needs deletion rules, which Kueue does not admit: remove one of them")
     checked = _checked(recipe, overrides, store)
     size = _size(checked, nodes, cpus_per_node, gpus_per_node)
     if memory_per_node is not None:

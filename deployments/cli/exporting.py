@@ -52,7 +52,7 @@ def export(
     repository = ArtifactRepository(open_store(store_url()))
     what = Exported(model, merged=merge, base=base, licence=licence)
     if public and not to.startswith(_HUB):
-        raise StoreError("--public is for a repository on the hub: leave it out, or give --to hub:owner/name")
+        raise StoreError("--public is for a repository on the hub: remove it, or give --to hub:owner/name")
     end_in_order()
     if dry_run:
         with scratch_folder("export") as folder:

@@ -88,7 +88,8 @@ def _certificates(error: OSError) -> str | None:
         except OSError as load_error:
             if load_error.errno == error.errno:
                 return (
-                    f"{name} is {file}, which is no file of certificates ({load_error.strerror}): correct or unset it"
+                    f"{name} is {file}, which is not a file of certificates ({load_error.strerror}): correct or unset "
+                    "it"
                 )
     return None
 

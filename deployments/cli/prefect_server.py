@@ -48,7 +48,7 @@ def answers_of(api: str) -> Iterator[None]:
     except httpx.HTTPStatusError as error:
         raise StackError(_refusal(api, error.response.status_code)) from error
     except _NOT_PREFECTS as error:
-        raise StackError(f"what answers at {api} is no Prefect server: correct PREFECT_API_URL") from error
+        raise StackError(f"what answers at {api} is not a Prefect server: correct PREFECT_API_URL") from error
 
 
 def _refusal(api: str, status: int) -> str:

@@ -58,7 +58,8 @@ class Schedule:
             raise RecipeError(f"--cron {self.cron!r}: there is no such day, so no round would ever run") from None
         except (ValidationError, CroniterError) as error:
             raise RecipeError(
-                f"--cron {self.cron!r} is no cron expression: give five fields, such as '0 3 * * *' for each night at 3"
+                f"--cron {self.cron!r} is not a cron expression: give five fields, such as '0 3 * * *' for each night "
+                "at 3"
             ) from error
         return schedule
 

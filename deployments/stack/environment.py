@@ -128,7 +128,7 @@ def require_api_url(url: str | None) -> None:
         return
     is_text = url.isprintable() and " " not in url
     if not (is_text and names_a_host(url) and urlsplit(url).scheme in ("http", "https")):
-        raise StackError(f"PREFECT_API_URL={one_line(url)} is no address of a server, such as http://host:4200/api")
+        raise StackError(f"PREFECT_API_URL={one_line(url)} is not an address of a server, such as http://host:4200/api")
 
 
 def load_stack_environment() -> None:

@@ -35,7 +35,7 @@ def read_variables(file: Path) -> dict[str, str]:
             continue
         match = _VARIABLE.fullmatch(line)
         if match is None:
-            raise StackError(f"{file}, line {number} is `{one_line(line)[:80]}`, which is no NAME=value: {_ANEW}")
+            raise StackError(f"{file}, line {number} is `{one_line(line)[:80]}`, which is not NAME=value: {_ANEW}")
         variables[match[1]] = match[2]
     return variables
 
@@ -52,7 +52,7 @@ def read_values(file: Path, what: str, allowed: Callable[[object], V | None]) ->
     except (ValueError, RecursionError) as error:
         raise StackError(f"{file} is not JSON ({error}): {_ANEW}") from error
     if not isinstance(content, dict):
-        raise StackError(f"{file} is no JSON object of {what}: {_ANEW}")
+        raise StackError(f"{file} is not a JSON object of {what}: {_ANEW}")
     values: dict[str, V] = {}
     for name, raw in content.items():
         value = allowed(raw)
@@ -68,5 +68,5 @@ def read_pid(file: Path, remedy: str) -> int | None:
         return None
     text = read_text(file, remedy).strip()
     if not (text.isascii() and text.isdecimal() and 0 < int(text[:20]) < 2**31):
-        raise StackError(f"{file} holds `{one_line(text)[:80]}`, which is no number of a process: {remedy}")
+        raise StackError(f"{file} holds `{one_line(text)[:80]}`, which is not a number of a process: {remedy}")
     return int(text)

@@ -147,9 +147,9 @@ def _require_evidence(
     gate = None if evidence.gate is None else read_gate(store, evidence.gate)
     if gate is not None and not (gate.passed and gate.candidate == to):
         passed = f"is of {gate.candidate}" if gate.candidate != to else "refused it"
-        raise StoreError(f"{name}: the gate {gate.ref} is no evidence for {to}: it {passed}")
+        raise StoreError(f"{name}: the gate {gate.ref} is not evidence for {to}: it {passed}")
     if evidence.restores is not None and to not in _models_at(store, model, alias, evidence.restores):
-        raise StoreError(f"{name}: its move {evidence.restores} was not to {to}, so that this is no rollback")
+        raise StoreError(f"{name}: its move {evidence.restores} was not to {to}, so this is not a rollback")
     if evidence.approved_by and (is_blank(evidence.approved_by) or is_blank(reason)):
         raise StoreError(f"{name}: an approval needs a name and a reason: --approve-by NAME --reason WHY")
     if evidence.approved_by or evidence.restores is not None or not read_protection(store, model).protects(alias):

@@ -255,11 +255,11 @@ class S3Store(Store):
         if (problem := client_problem(error, server)) is not None:
             return StoreError(problem)
         if isinstance(error, ParamValidationError):
-            return StoreError(f"{self.url}: `{self._bucket}` is no name of a bucket: correct the store's URL")
+            return StoreError(f"{self.url}: `{self._bucket}` is not a name of a bucket: correct the store's URL")
         if isinstance(error, ResponseParserError) or (status is not None and not code.strip("0123456789")):
-            return StoreError(f"what answers at {server} is no S3 server: correct {variable} ({reason_of(error)})")
+            return StoreError(f"what answers at {server} is not an S3 server: correct {variable} ({reason_of(error)})")
         if isinstance(error, ValueError):
-            return StoreError(f"{variable}={server} is no address of a server, such as http://host:8333")
+            return StoreError(f"{variable}={server} is not an address of a server, such as http://host:8333")
         if status is None and _is_transient(error):
             return StoreError(f"no S3 server answers at {server} ({reason_of(error)}): start it or correct {variable}")
         return StoreError(f"the store {self.url} fails at `{path}`: {reason_of(error)}")

@@ -67,7 +67,7 @@ def _set_image_token(tokenizer: Tokenizer, folder: Path) -> None:
     number = config.get(field)
     if not isinstance(number, int) or not is_special(tokenizer, number):
         raise StageError(
-            f"{folder}: config.json: {field} is {number}, which is no special token of "
+            f"{folder}: config.json: {field} is {number}, which is not a special token of "
             "the tokenizer: give config.json and tokenizer of one model"
         )
     set_image_token(tokenizer, str(tokenizer.convert_ids_to_tokens(number)))

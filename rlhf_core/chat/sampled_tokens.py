@@ -79,6 +79,6 @@ def _digest(tokenizer: Tokenizer, template: str) -> str:
 def _report_other_tokenizer(sampled_by: str | None, digest: str) -> None:
     print(
         f"the tokens of sampled completions are not used: they were sampled with another tokenizer or chat template "
-        f"({sampled_by or 'unknown'}, here {digest}), so that their text is written by the template of this model",
+        f"({sampled_by or 'unknown'}, here {digest}), so their text is written by the template of this model",
         flush=True,
     )

@@ -68,4 +68,4 @@ def _json(text: str, what: str) -> Any:
     try:
         return parse_json(text)
     except JSONTextError as error:
-        raise ToolError(f"{what} text that is no JSON ({error})") from error
+        raise ToolError(f"{what} text that is not valid JSON ({error})") from error

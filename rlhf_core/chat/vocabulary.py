@@ -43,7 +43,8 @@ def form_problems(folder: Path) -> Iterator[str]:
         return
     for index, token in enumerate(added):
         if not isinstance(token, dict) or type(token.get("id")) is not int or not isinstance(token.get("content"), str):
-            yield f"tokenizer.json: `added_tokens[{index}]` is no object with a whole number `id` and a text `content`"
+            yield f"tokenizer.json: `added_tokens[{index}]` is not an object with a whole number `id` and a text "
+            "`content`"
             return
 
 

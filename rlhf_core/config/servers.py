@@ -67,7 +67,7 @@ def check_url(url: str) -> None:
     except UnicodeError as error:
         raise ValueError(f"no host can be called {(host or '')[:80]!r}: each part of it has 1 to 63 signs") from error
     if parts["user"]:
-        raise ValueError("the URL holds a user or password: leave it out, and give a header by `header_variable`")
+        raise ValueError("the URL holds a user or password: remove it, and give a header by `header_variable`")
 
 
 def _template(*variables: str, judged: tuple[str, ...] = ()) -> Callable[[str], str]:
@@ -79,7 +79,7 @@ def _template(*variables: str, judged: tuple[str, ...] = ()) -> Callable[[str], 
             raise ValueError(f"the template names `{min(unknown)}`; there are {', '.join(variables)}")
         missing = next((name for name in judged if name not in names), None)
         if missing is not None:
-            raise ValueError(f"the template does not name `{missing}`, so that it would not be judged: add it")
+            raise ValueError(f"the template does not name `{missing}`, so it would not be judged: add it")
         return text
 
     return check

@@ -48,7 +48,7 @@ def names_a_host(url: str) -> bool:
 
 def _visible(text: str) -> str:
     if is_blank(text):
-        raise ValueError("nothing of this text can be seen: write one, or leave it out")
+        raise ValueError("nothing of this text can be seen: write one, or remove it")
     return text
 
 

@@ -65,7 +65,7 @@ def check_beside(path: str, files: Sequence[str]) -> None:
         if inside.partition("/")[0] in ("", ".", ".."):
             raise ValueError(f"`{file}` in `files` must be a file in the folder of {path}, or in one below it")
         if inside == beside(path, path):
-            raise ValueError(f"`{file}` in `files` is the file itself: leave it out")
+            raise ValueError(f"`{file}` in `files` is the file itself: remove it")
 
 
 def beside(path: str, file: str) -> str:

@@ -108,7 +108,8 @@ class ImageReader:
             unknown = isinstance(error, UnidentifiedImageError)
             why = "its bytes are none of these" if unknown else reason_of(error)
             raise RowError(
-                f"`{place}` is no image that can be read ({why}): give {', '.join(FORMATS)}", "an image cannot be read"
+                f"`{place}` is not an image that can be read ({why}): give {', '.join(FORMATS)}",
+                "an image cannot be read",
             ) from error
 
     def _keep(self, content: bytes, digest: str) -> None:
@@ -123,7 +124,7 @@ def _column_images(row: Row) -> list[tuple[str, Any]]:
     """Return the place and the value of each image in the columns."""
     columns = [name for name in _COLUMNS if row.get(name) is not None and not _is_empty(row[name])]
     if len(columns) > 1:
-        raise RowError("the row has both `images` and `image`: leave one out, such as by `columns: {unused: image}`")
+        raise RowError("the row has both `images` and `image`: remove one, such as by `columns: {unused: image}`")
     if not columns:
         return []
     (name,) = columns
@@ -256,7 +257,7 @@ def _content(value: Any, place: str, reader: ImageReader) -> bytes | None:
     elif hasattr(value, "save"):  # a picture of PIL, as data sets of the hub and functions give it
         return _of_picture(value, place)
     raise RowError(
-        f"`{place}` is no image: give a file's bytes, a data URL, or the name of a file in images.folder",
+        f"`{place}` is not an image: give a file's bytes, a data URL, or the name of a file in images.folder",
         "an image is given in another way than is read",
     )
 
@@ -268,7 +269,7 @@ def _decoded(text: Any, place: str) -> bytes:
             raise ValueError("a data URL begins with data:image/…;base64,")
         return base64.b64decode(text[header.end() if header else 0 :], validate=True)
     except (TypeError, ValueError) as error:
-        raise RowError(f"`{place}` is no base64 ({error})", "an image is no base64") from error
+        raise RowError(f"`{place}` is not valid base64 ({error})", "an image is not valid base64") from error
 
 
 def _of_file(name: str, place: str, reader: ImageReader) -> bytes | None:

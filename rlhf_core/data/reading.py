@@ -35,7 +35,7 @@ def require_seen_by_all(
     """
     for row in rows:
         if images_of_row(row) and (readers := text_readers_of(row)):
-            raise StageError(f"row {row['id']} has images, and {readers[0]} reads text alone: leave it out")
+            raise StageError(f"row {row['id']} has images, and {readers[0]} reads text alone: remove it")
 
 
 def has_images(folder: Path) -> bool:

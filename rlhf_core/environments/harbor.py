@@ -47,7 +47,7 @@ class HarborHost(EnvironmentHost):
 
     def of_row(self, row: Mapping[str, Any]) -> EnvironmentHost:
         if COLUMN not in row:
-            raise RecipeError("it is no task of Harbor: let a source `harbor` read the task's folder")
+            raise RecipeError("it is not a task of Harbor: let a source `harbor` read the task's folder")
         self._config.of_row(row)
         return self
 

@@ -48,9 +48,9 @@ async def _reward(runtime: Runtime) -> float | None:
     try:
         values = parse_json(content.decode())
     except (JSONTextError, UnicodeDecodeError) as error:
-        raise EpisodeError(f"its tests wrote {_JSON}, which is no JSON: {reason_of(error)}") from error
+        raise EpisodeError(f"its tests wrote {_JSON}, which is not valid JSON: {reason_of(error)}") from error
     if not isinstance(values, dict) or not values:
-        raise EpisodeError(f"its tests wrote {_JSON}, which is no mapping of rewards")
+        raise EpisodeError(f"its tests wrote {_JSON}, which is not a mapping of rewards")
     name = "reward" if "reward" in values else next(iter(values))
     if name != "reward" and len(values) > 1:
         raise EpisodeError(f"its tests wrote {_JSON} with {', '.join(map(str, values))}, none of them `reward`")
@@ -63,5 +63,5 @@ def _number(value: Any, path: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise EpisodeError(f"its tests wrote {value!r:.80} to {path}, which is no finite number")
+        raise EpisodeError(f"its tests wrote {value!r:.80} to {path}, which is not a finite number")
     return number

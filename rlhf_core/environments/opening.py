@@ -45,7 +45,7 @@ def rows_to_play(rows: Iterable[Mapping[str, Any]], environments: EnvironmentHos
         if tools and row.get("tools"):
             raise StageError(
                 f"row {row['id']} has `tools`, but its environment {environments.of_row(row).name} gives the policy "
-                "its own: leave the column out, as by `columns: {unused: tools}`"
+                "its own: remove the column, as by `columns: {unused: tools}`"
             )
         yield {**row, "tools": list(tools)} if tools else row
 

@@ -101,7 +101,7 @@ class Calls:
         if options.structure is not None and not self._rules.structures_replies:
             raise CallError(
                 "a reply of a JSON schema, or with a required tool call, is sampled from another distribution than the "
-                "policy's, and cannot be trained: leave it out, or set `rollout.structured_output`, with which such "
+                "policy's, and cannot be trained: remove it, or set `rollout.structured_output`, with which such "
                 "replies are served, and not trained",
                 "unsupported_parameter",
             )
@@ -200,7 +200,7 @@ def chosen(calls: Sequence[Call], sequences: Any) -> list[TokenSequence]:
         for segment in segments:
             _add_segment(sequence, segment, by_number, where)
         if not sequence.sampled or not sequence.sampled[-1]:
-            raise EpisodeError(f"{where} does not end with a reply, so that its last tokens would train nothing")
+            raise EpisodeError(f"{where} does not end with a reply, so its last tokens would train nothing")
         verified.append(sequence)
     return verified
 

@@ -31,7 +31,7 @@ async def play_program(
     try:
         outcome = await program.run(row_with_data_urls(prompt), environment_seed, calls)
         if not calls.completed:
-            raise EpisodeError("it ended without a reply of the policy, so that there is nothing to train")
+            raise EpisodeError("it ended without a reply of the policy, so there is nothing to train")
         reward = outcome.reward
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not fits(reward):
             shown = written(reward) if isinstance(reward, int | float) else repr(reward)
@@ -40,7 +40,7 @@ async def play_program(
         if not trained:
             raise EpisodeError(
                 f"all of its {len(calls.completed)} replies were sampled under a structure, from another distribution "
-                "than the policy's, so that there is nothing to train"
+                "than the policy's, so there is nothing to train"
             )
         sequences = joined(trained) if outcome.sequences is None else chosen(trained, outcome.sequences)
     except EpisodeError as error:

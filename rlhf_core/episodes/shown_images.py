@@ -110,9 +110,11 @@ class ShownImages:
     def _keep(self, digest: Any, prompt: Prompt) -> None:
         paths_by_digest = {Path(image.path).name: image.path for image in prompt.images}
         if not is_image_name(digest):
-            raise RowError(f"`images` has {digest!r:.100}, which is no SHA-256: show an image as a part of `content`")
+            raise RowError(
+                f"`images` has {digest!r:.100}, which is not a SHA-256: show an image as a part of `content`"
+            )
         if (self._folder / digest).is_file():
             return
         if digest not in paths_by_digest:
-            raise RowError(f"`images` has {digest}, which is no image of the row: show it as a part of `content`")
+            raise RowError(f"`images` has {digest}, which is not an image of the row: show it as a part of `content`")
         self._reader.read(Path(paths_by_digest[digest]).read_bytes(), "images")

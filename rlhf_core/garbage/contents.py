@@ -191,5 +191,7 @@ def _uploads(path: str, data: bytes) -> Named:
 def _digests(path: str, texts: Iterable[str]) -> Blobs:
     digests = list(texts)
     if wrong := [text for text in digests if not _SHA256.fullmatch(text)]:
-        raise IntegrityError(f"{path} names `{wrong[0]}`, which is no SHA-256, so nothing is deleted: repair it first")
+        raise IntegrityError(
+            f"{path} names `{wrong[0]}`, which is not a SHA-256, so nothing is deleted: repair it first"
+        )
     return Blobs(map(bytes.fromhex, digests))

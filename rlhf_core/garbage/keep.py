@@ -36,7 +36,7 @@ def parse_keep(texts: Iterable[str]) -> Keep:
             raise StoreError(f"--keep {text}: write KIND=TIME{near}; the kinds are {', '.join(sorted(_NAMES))}")
         match = _TIME.fullmatch(value)
         if match is None and value != "forever":
-            raise StoreError(f"--keep {text}: `{value}` is no time: write a number with m, h, d or w, or `forever`")
+            raise StoreError(f"--keep {text}: `{value}` is not a time: write a number with m, h, d or w, or `forever`")
         given[name] = None if match is None else int(match[1]) * _UNITS[match[2]]
     return {**DEFAULTS, **given}
 

@@ -25,7 +25,7 @@ def evaluation_node(recipe: Recipe, nodes: Collection[str], place: str, name: st
         if not any(other.startswith(f"{name}.") for other in nodes):
             raise RecipeError(f"{place}: `{name}` comes later in the recipe: move it above")
         raise RecipeError(
-            f"{place}: `{name}` does not evaluate `{model}`: add it to {name}.models, or leave that out for all"
+            f"{place}: `{name}` does not evaluate `{model}`: add it to {name}.models, or remove that for all"
         )
     return node
 

@@ -81,7 +81,7 @@ def _file(url: str, streaming: bool) -> str:
     if streaming and not is_versioned(identity):
         raise RecipeError(
             f"{url}: its server reports no ETag or other version, by which a change would be seen while rows are read: "
-            "leave `streaming` out"
+            "remove `streaming`"
         )
     return identity
 

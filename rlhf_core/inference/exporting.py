@@ -52,7 +52,7 @@ def build(repository: ArtifactRepository, what: Exported, folder: Path) -> Path:
     if manifest.kind not in _EXPORTED:
         raise StoreError(f"{manifest.ref} is of the kind {manifest.kind}, not a model")
     if manifest.kind != Kind.ADAPTER and (what.merged or what.base is not None):
-        raise StoreError(f"{manifest.ref} is no adapter: leave --merge and --base out")
+        raise StoreError(f"{manifest.ref} is not an adapter: omit --merge and --base")
     made = folder / "model"
     made.mkdir()
     if what.merged:
@@ -79,7 +79,7 @@ def upload(folder: Path, repository: str, *, public: bool) -> str:
     from huggingface_hub import HfApi
 
     if not is_hub_name(repository):
-        raise StoreError(f"`{repository}` is no name on the hub: write hub:owner/name")
+        raise StoreError(f"`{repository}` is not a name on the hub: write hub:owner/name")
     hub = HfApi()
     try:
         hub.create_repo(repository, private=not public, exist_ok=True)

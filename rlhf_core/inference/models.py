@@ -49,7 +49,7 @@ def named_models(names: Sequence[str], base: str | None) -> list[NamedModel]:
     """
     models = [_named_model(name, base) for name in names]
     if base is not None and all(model.adapter is None for model in models):
-        raise StageError(f"{', '.join(names)}: this is no adapter, so leave --base out")
+        raise StageError(f"{', '.join(names)}: this is not an adapter, so omit --base")
     return models
 
 

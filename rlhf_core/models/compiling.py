@@ -30,10 +30,10 @@ def compile_layers(model: Any) -> None:
     """
     name, config = type(model).__name__, model.config.get_text_config().to_dict()
     if any("experts" in key and value for key, value in config.items()):
-        raise StageError(f"{name} has experts, whose layers are not compiled; leave engine.compiled out")
+        raise StageError(f"{name} has experts, whose layers are not compiled; remove engine.compiled")
     layers = _layers(model)
     if not layers:
-        raise StageError(f"{name} does not say which of its modules are layers; leave engine.compiled out")
+        raise StageError(f"{name} does not say which of its modules are layers; remove engine.compiled")
     options = set_up_compilation(_MOST_GRAPHS)
     tree_attention.keep_from_compilation()
     for layer in layers:

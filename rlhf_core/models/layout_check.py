@@ -126,7 +126,7 @@ def checked_layouts(
     if compiled:
         compile_layers(model)
         if (wrong := problem(layouts)) is not None:
-            raise StageError(f"engine.compiled: compiling the layers of {name} {wrong}; leave it out")
+            raise StageError(f"engine.compiled: compiling the layers of {name} {wrong}; remove it")
     if selective:
         set_train_mode(model, dropout=False)
         wrong = problem(layouts)
@@ -175,7 +175,7 @@ def _cut(
     if not _on_all_ranks([not wrong], device)[0]:
         raise StageError(
             f"engine.sequence_parallel: workers cannot share the tokens of {type(model).__name__}: "
-            f"{wrong or 'wrong on another rank'}; leave it out"
+            f"{wrong or 'wrong on another rank'}; remove it"
         )
     return CUT_TREE
 

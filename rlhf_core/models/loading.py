@@ -76,7 +76,7 @@ def load_causal_model(
 
 def _freeze_vision(model: transformers.PreTrainedModel, folder: Path) -> None:
     if not reads_images(model.config.to_dict()):
-        raise StageError(f"{folder}: engine.freeze_vision: this model reads text alone, leave it out")
+        raise StageError(f"{folder}: engine.freeze_vision: this model reads text alone, remove it")
     parts = VISION_MODELS[model.config.model_type]
     for part in parts.all:
         model.get_submodule(part).requires_grad_(part != parts.encoder)  # a connector may be inside the encoder

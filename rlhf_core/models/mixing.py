@@ -47,7 +47,7 @@ def slerp(first: Tensor, other: Tensor, share: float) -> Tensor:
     if angle < _PARALLEL:
         return linear(first, [other], [share])
     if angle > math.pi - _PARALLEL:
-        raise StageError("two weights are opposite to each other, so that there is no arc between them: use linear")
+        raise StageError("two weights are opposite to each other, so there is no arc between them: use linear")
     length = (1 - share) * lengths[0] + share * lengths[1]
     one, two = math.sin((1 - share) * angle), math.sin(share * angle)
     result: Tensor = (one * units[0] + two * units[1]) * (length / math.sin(angle))

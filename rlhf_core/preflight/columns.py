@@ -24,7 +24,7 @@ def check_columns(recipe: Recipe, samples: Mapping[str, Sample]) -> Iterator[str
         for target in config.columns:
             if target == _ID:
                 yield (
-                    f"data.{name}.columns: `{_ID}` is made of the content of a row: leave it out, or call the column "
+                    f"data.{name}.columns: `{_ID}` is made of the content of a row: remove it, or call the column "
                     f"`{UNUSED}`"
                 )
             elif readable is not None and target not in {*readable, UNUSED}:
@@ -66,7 +66,7 @@ def _repeated_files(name: str, config: DatasetConfig) -> Iterator[str]:
     ]
     for path in dict.fromkeys(paths):
         if paths.count(path) > 1:
-            yield f"data.{name}: {path} is named {paths.count(path)} times, so that its rows are read as often"
+            yield f"data.{name}: {path} is named {paths.count(path)} times, so its rows are read as often"
 
 
 def _unread(columns: frozenset[str], config: DatasetConfig) -> set[str]:

@@ -20,7 +20,7 @@ def check_effects(recipe: Recipe, nodes: Mapping[str, Draft], samples: Mapping[s
     for name, by, on in _train_test_overlaps(recipe, nodes):
         if name in recipe.data and name not in compared and recipe.data[name].on_overlap == "error":
             yield (
-                f"{on}: `{name}` is what {by} trains on, so that the scores would show what was learned by heart: test "
+                f"{on}: `{name}` is what {by} trains on, so the scores would show what was learned by heart: test "
                 f"on another dataset, or set data.{name}.on_overlap to allow"
             )
 

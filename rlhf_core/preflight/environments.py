@@ -20,7 +20,7 @@ def environment_notes(nodes: Mapping[str, Draft], samples: Mapping[str, list[Loc
         datasets = [setting.names[0] for setting in node.input_settings if setting.path == "dataset" and setting.names]
         are_known = any(samples.get(name) for name in datasets)
         if ".choices." in place and are_known and not _rows_of(environment, node, samples):
-            yield f"{place}: no row that could be read names it, so that it may never be played"
+            yield f"{place}: no row that could be read names it, so it may never be played"
         if environment.max_turns > 1:
             continue
         if isinstance(environment, Retry):

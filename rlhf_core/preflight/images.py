@@ -39,7 +39,7 @@ def _problems(
         elif model is not None and not reads_images(model.settings):
             yield f"{where}, and its model reads text alone: take a model that reads images, or drop such rows"
         elif settings := _text_readers(config, row):
-            yield f"{where}, and {use.node.section}.{settings[0]} reads text alone: leave it out"
+            yield f"{where}, and {use.node.section}.{settings[0]} reads text alone: remove it"
 
 
 def _text_readers(config: StageConfig, row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -155,7 +155,7 @@ def _language_model(node: Draft, config: BaseModelConfig, source: str) -> Iterat
     if config.kind == "reward_model":
         yield (
             f"{node.section}.kind is reward_model, but a model {source} is a language model, without a score head: "
-            "leave it out, and train one by a stage `reward_model`"
+            "remove it, and train one by a stage `reward_model`"
         )
 
 

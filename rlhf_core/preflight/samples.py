@@ -69,7 +69,7 @@ def _drop_excluded(name: str, sample: Sample, samples: Mapping[str, Sample], rec
     if sample.rows and not left and known_rows(config, sample, root) is not None and not sample.problems:
         sample.problems.append(
             f"data.{name}: all {len(sample.rows)} rows occur in {', '.join(config.exclude)}, which it excludes: give "
-            "it others, or leave `exclude` out"
+            "it others, or remove `exclude`"
         )
     sample.rows = left
 

@@ -55,7 +55,7 @@ def _compared(place: str, config: HarborEnvironment, rows: list[Located], root: 
     """Compare the rewards of the first task that has a solution, with it and without."""
     solved = next(((where, row) for where, row in rows if (root / where / _SCRIPT).is_file()), None)
     if solved is None:
-        return Answer(note=f"{place}: no task has {_SCRIPT}, so that no tests were tried")
+        return Answer(note=f"{place}: no task has {_SCRIPT}, so no tests were tried")
     if not isinstance(config.runtime, SandboxRuntime):
         return Answer(note=f"{place}: no tests were tried, since the runtime `{config.runtime.type}` is of the nodes")
     where, row = solved

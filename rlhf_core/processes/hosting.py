@@ -106,7 +106,7 @@ def _dead(how: ProcessError) -> EpisodeError:
 
 
 def _no_answer() -> EpisodeError:
-    return EpisodeError("its process wrote something to our socket that is no answer")
+    return EpisodeError("its process wrote something to our socket that is not an answer")
 
 
 def _allow_many_files() -> None:

@@ -20,4 +20,4 @@ def as_json(value: Any) -> Any:
         return f"data:image/png;base64,{base64.b64encode(value).decode()}"
     with suppress(AttributeError, ValueError, RuntimeError):  # it is none, or several
         return value.item()
-    raise TypeError(f"{type(value).__name__} is no text, number, list, mapping or image")
+    raise TypeError(f"{type(value).__name__} is not a text, number, list, mapping or image")

@@ -191,7 +191,7 @@ class McpServer:
             with suppress(asyncio.CancelledError, Exception):
                 await task
             if self._fault.done():
-                self.failed = f"its MCP server `{name}` wrote a line that is no message: {self._fault.result()}"
+                self.failed = f"its MCP server `{name}` wrote a line that is not a message: {self._fault.result()}"
             else:
                 self.failed = f"its MCP server `{name}` did not {what} within {seconds:g} s"
         raise EpisodeError(self.failed)

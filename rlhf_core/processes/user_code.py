@@ -130,9 +130,7 @@ def check_maker(make: Callable[..., Any], options: Mapping[str, Any], name: str)
     if inspect.isabstract(make) or getattr(make, "_is_protocol", False):
         raise RecipeError(f"{name} is abstract, and no object of it can be made: name a class that has all its methods")
     if inspect.iscoroutinefunction(make.__init__):  # type: ignore[misc]  # of whatever class it is
-        raise RecipeError(
-            f"{name}.__init__ is `async`, so that no object can be made: begin what takes long in `reset`"
-        )
+        raise RecipeError(f"{name}.__init__ is `async`, so no object can be made: begin what takes long in `reset`")
     for method in ("reset", "step"):
         if hasattr(make, method):
             _check_method(make, method, f"{name}.{method}")
@@ -146,7 +144,7 @@ def why_unfit(error: Exception) -> str:
 def _check_method(make: type, method: str, name: str) -> None:
     function, declared = getattr(make, method), inspect.getattr_static(make, method)
     if not callable(function):
-        raise RecipeError(f"{name} is no method: write `def {method}(self, …)`")
+        raise RecipeError(f"{name} is not a method: write `def {method}(self, …)`")
     of_object = () if isinstance(declared, staticmethod | classmethod) else (None,)
     try:
         inspect.signature(function).bind(*of_object, None)

@@ -46,7 +46,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     if not isinstance(data, dict):
         raise RecipeError(f"{path}: a recipe is a mapping (`name:`, `data:`, `base:`, …), this is {_kind(data)}")
     notes = tuple(
-        f"{key} is empty in the recipe, so it is no part of the run"
+        f"{key} is empty in the recipe, so it is not part of the run"
         for key, section in data.items()
         if section is None and key in Recipe.block_names()
     )
@@ -69,7 +69,7 @@ def _find(name_or_path: str) -> Path:
         raise RecipeError(f"unknown recipe `{name_or_path}` (did you mean `{near}`?)")
     if path.name != name_or_path or os.path.lexists(path):
         raise RecipeError(
-            f"{name_or_path} is no recipe: give the path of a .yaml file, or a name of `alignment recipes`"
+            f"{name_or_path} is not a recipe: give the path of a .yaml file, or a name of `alignment recipes`"
         )
     known = f"known by name are {', '.join(recipes)}" if recipes else f"set {RECIPES_VARIABLE} to a folder of recipes"
     raise RecipeError(

@@ -32,7 +32,8 @@ _DATASET_NAME = re.compile(r"\w[\w-]{0,99}", re.ASCII)
 def _recipe_name(name: str) -> str:
     if not _RECIPE_NAME.fullmatch(name):
         raise ValueError(
-            f"{name!r} is no name: write up to 100 lower-case letters, digits, `_`, `.`, `-`, a letter or digit first"
+            f"{name!r} is not a name: write up to 100 lower-case letters, digits, `_`, `.`, `-`, a letter or digit "
+            "first"
         )
     return name
 

@@ -63,7 +63,7 @@ def with_run(page: str, part: RunPart) -> str:
     before, _, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not end:
-        raise ValueError("the page is no report: it has no place for the part about a run")
+        raise ValueError("the page is not a report: it has no place for the part about a run")
     template = environment().get_template("run_part.html")
     text = within(_RUN_BYTES, lambda limits: template.render(**run_context(part, _place, limits)))
     return f"{before}{text}{after}"

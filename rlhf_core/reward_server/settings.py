@@ -34,7 +34,7 @@ def require_reward_model(folder: Path, *, normalize: bool) -> Scale:
     """Return the scale of its rewards. Raises StageError if the folder has no reward model, or lacks this scale."""
     config = read_config(folder)
     if not is_classifier(config):
-        raise StageError(f"{folder}: this is no reward model: its config.json names {config.get('architectures')}")
+        raise StageError(f"{folder}: this is not a reward model: its config.json names {config.get('architectures')}")
     scale = stored_scale(config) if normalize else Scale()
     if scale is None:
         raise StageError(

@@ -55,7 +55,7 @@ def criteria_of_row(row: Mapping[str, Any], column: str) -> tuple[Criterion, ...
 def require_weight(criteria: Sequence[Criterion]) -> None:
     """Raise RewardError if no completion could earn more than another."""
     if not any(each.weight > 0 for each in criteria):
-        raise RewardError("no criterion has a weight above 0, so that no completion could earn anything")
+        raise RewardError("no criterion has a weight above 0, so no completion could earn anything")
 
 
 def total(criteria: Sequence[Criterion], met: Sequence[bool]) -> float:

@@ -181,9 +181,9 @@ class JudgeOfCompletions:
         try:
             number = float(verdict)
         except ValueError as error:
-            raise RewardError(f"{name}: the verdict {verdict!r} is no number: give `verdicts`") from error
+            raise RewardError(f"{name}: the verdict {verdict!r} is not a number: give `verdicts`") from error
         if not math.isfinite(number):
-            raise RewardError(f"{name}: the verdict {verdict!r} is no finite number")
+            raise RewardError(f"{name}: the verdict {verdict!r} is not a finite number")
         return number
 
 

@@ -25,7 +25,7 @@ def verdicts_of(row: Mapping[str, Any], column: str, criteria: Sequence[Criterio
     for name, met in verdicts.items():
         if name not in names:
             raise RewardError(
-                f"`{column}.{name}` is no criterion{did_you_mean(name, names)}; there are {', '.join(names)}"
+                f"`{column}.{name}` is not a criterion{did_you_mean(name, names)}; there are {', '.join(names)}"
             )
         if not isinstance(met, bool):
             raise RewardError(f"`{column}.{name}` is {met!r}, expected true or false")

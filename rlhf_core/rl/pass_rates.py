@@ -98,7 +98,7 @@ def read_pass_rates(config: RLConfig, inputs: Mapping[str, Input], context: Stag
         if not count:
             raise StageError(
                 f"select.rates: {source.manifest.ref} has no pass rates of the reward `{name}`, with the same settings "
-                "and files: score its completions by a stage `score`, or leave it out"
+                "and files: score its completions by a stage `score`, or remove it"
             )
     return PassRates(identity, {p: PassRate(passed[p] / samples[p], samples[p], 0) for p in passed})
 
@@ -148,8 +148,8 @@ def _of_completions(source: Input, reward: RewardConfig, identity: str) -> Itera
         values = [float(entry["rewards"][names[0]]) for entry in row["completions"]]
         if not all(0 <= value <= 1 for value in values):
             raise StageError(
-                f"{source.manifest.ref}, row {row['id']}: the reward `{names[0]}` is not from 0 to 1, so that its mean "
-                "is no pass rate"
+                f"{source.manifest.ref}, row {row['id']}: the reward `{names[0]}` is not from 0 to 1, so its mean "
+                "is not a pass rate"
             )
         yield prompt_identity(row), fmean(values), len(values)
 

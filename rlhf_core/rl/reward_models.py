@@ -69,7 +69,7 @@ def image_problems(
             problem = images_problem(inputs[f"{place}.model"].folder, policy) or (
                 "the prompts have images, and it does not read the policy's tokens"
             )
-            yield f"{place}: {problem}: train a reward model of the policy's base, or leave it out"
+            yield f"{place}: {problem}: train a reward model of the policy's base, or remove it"
 
 
 def rank_scores(

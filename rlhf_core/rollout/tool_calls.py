@@ -65,7 +65,7 @@ class ToolCallParser:
             default_marker = self._process.call(_begin, engine, name, tokenizer, [dict(tool) for tool in tools])
             if needs_marker and marker is None and default_marker is None:
                 raise StageError(
-                    f"environment.parser {name} does not say how a call begins, so that malformed calls could not be "
+                    f"environment.parser {name} does not say how a call begins, so malformed calls could not be "
                     "told from replies without one: set environment.call_marker to a text that every call has"
                 )
         except BaseException:

@@ -66,8 +66,7 @@ class Containers(RuntimeHost):
         looked = subprocess.run([config.program, "ps", "-q"], capture_output=True, check=False, timeout=_SECONDS)
         if looked.returncode:
             raise StageError(
-                f"`{config.program} ps` failed on this node, so that no container can be started: "
-                f"{_shown(looked.stderr)}"
+                f"`{config.program} ps` failed on this node, so no container can be started: {_shown(looked.stderr)}"
             )
 
     async def start(self, image: Image) -> Runtime:

@@ -17,7 +17,7 @@ def write_below(root: int, path: str, content: bytes) -> None:
     """Write a file, executable, and the folders that lead to it. root: an open folder. Raises OSError."""
     folder, name = posixpath.split(_relative(path))
     if not name:
-        raise IsADirectoryError(f"{path} is no file")
+        raise IsADirectoryError(f"{path} is not a file")
     parent = _made(root, folder)
     try:
         with suppress(FileNotFoundError):

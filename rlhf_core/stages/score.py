@@ -163,8 +163,8 @@ def _asked(dataset: Input) -> dict[str, Row]:
         first = asked.setdefault(_key(row), row)
         if first["id"] != row["id"]:
             raise StageError(
-                f"rows {first['id']} and {row['id']} of the dataset `prompts` ask the same, so that it is not known "
-                "which of the two a completion answers: leave one out"
+                f"rows {first['id']} and {row['id']} of the dataset `prompts` ask the same, so it is not known "
+                "which of the two a completion answers: remove one"
             )
     return asked
 
@@ -198,11 +198,11 @@ def _as_tokens(completion: _Completion, tokenizer: Tokenizer, longest: int | Non
             tokenizer, row["prompt"], entry["text"], row.get("tools"), sampled=reply_of(entry, row.get("tokenizer"))
         )
     except ConversationError as error:
-        raise StageError(f"row {row['id']}: {error}; leave it out") from error
+        raise StageError(f"row {row['id']}: {error}; remove it") from error
     if longest is not None and len(ids) > longest:
         raise StageError(
             f"row {row['id']}: a completion with its prompt has {len(ids)} tokens, more than max_length={longest}: "
-            "raise it, or leave the row out"
+            "raise it, or remove the row"
         )
     return _trajectory(completion, ids, mask)
 

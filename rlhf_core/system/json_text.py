@@ -48,7 +48,9 @@ class Decoder:
         return members
 
     def _constant(self, name: str) -> None:
-        self.problem = JSONTextError(f"{name} is no JSON: write a number, or null", "NaN or infinity is no JSON")
+        self.problem = JSONTextError(
+            f"{name} is not valid JSON: write a number, or null", "NaN or infinity is not valid JSON"
+        )
 
 
 def wrong_at(text: str, position: int, reason: str, column: int) -> str:

@@ -30,7 +30,7 @@ def own_address() -> str:
             probe.connect(("192.0.2.1", 9))  # of documentation; a datagram socket sends nothing
         except OSError as error:
             raise StageError(
-                f"this node has no route to a network ({error.strerror}), so that its own address is unknown: set "
+                f"this node has no route to a network ({error.strerror}), so its own address is unknown: set "
                 "`environment.network.host`"
             ) from error
         return str(probe.getsockname()[0])

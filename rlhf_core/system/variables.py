@@ -64,7 +64,7 @@ def store_problem(url: str) -> str:
     if url.startswith("s3://"):
         return ""
     if path != path.strip():
-        return "it begins or ends with a space: leave that out"
+        return "it begins or ends with a space: remove that"
     if "://" in path:
         return "this kind of store is unknown: give s3://bucket/prefix or the path of a folder"
     return _absolute(path, ", or a URL s3://bucket/prefix")

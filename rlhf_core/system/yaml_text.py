@@ -58,7 +58,9 @@ def read_yaml_file(path: Path) -> Any:
     except OSError as error:
         raise YAMLTextError(f"this file cannot be read ({error.strerror})") from error
     if len(content) > MAX_BYTES:
-        raise YAMLTextError(f"this file is larger than {MAX_BYTES} bytes, so it is no recipe; name its data by paths")
+        raise YAMLTextError(
+            f"this file is larger than {MAX_BYTES} bytes, so it is not a recipe; name its data by paths"
+        )
     try:
         return read_yaml(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

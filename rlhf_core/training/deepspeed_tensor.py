@@ -48,9 +48,9 @@ class SharedLayers:
         name, plan = type(transformer).__name__, getattr(transformer, "_tp_plan", None) or {}
         problem = plan_problem(name, plan) or sizes_problem(transformer.config.to_dict(), current_mesh().tensor)
         if is_adapted(model.model):
-            problem = f"workers cannot share the weights of {name} with an adapter: leave it out"
+            problem = f"workers cannot share the weights of {name} with an adapter: remove it"
         elif model.reads_images:
-            problem = f"{name} reads images, which was not tested with weights that workers share: leave it out"
+            problem = f"{name} reads images, which was not tested with weights that workers share: remove it"
         if problem is not None:
             raise StageError(f"{_SETTING}: {problem}")
         styles = _styles_of_modules(model, layer_styles(plan))
@@ -115,14 +115,14 @@ class SharedLayers:
         if logits.shape != wanted.shape:
             raise StageError(
                 f"{_SETTING}: cut over workers, {name} has {logits.shape[-1]} logits in place of {wanted.shape[-1]}: "
-                "leave it out"
+                "remove it"
             )
         spread = (expected - expected.mean(0)).abs().mean().clamp_min(1e-30)
         error = float((hidden - expected).abs().mean() / spread)
         if not error <= (most := _ROUNDING[next(self.model.parameters()).dtype]):
             raise StageError(
                 f"{_SETTING}: cutting the layers of {name} changes hidden states by {error:.2g} of their spread "
-                f"(rounding explains {most:g}): leave it out"
+                f"(rounding explains {most:g}): remove it"
             )
 
 
@@ -142,7 +142,7 @@ def _require_known(model: PackedModel, styles: Mapping[str, str]) -> None:
         if id(parameter) in inner and name.rpartition(".")[0] not in styles and parameter.shape != (hidden,):
             raise StageError(
                 f"{_SETTING}: transformers' plan of {type(transformer).__name__} does not say how workers share "
-                f"{name.removeprefix('model.')}: leave it out"
+                f"{name.removeprefix('model.')}: remove it"
             )
 
 

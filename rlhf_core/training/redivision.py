@@ -140,7 +140,7 @@ def _read(file: Any, copy: _Copy, tensors: dict[str, Tensor], layout: Layout) ->
         if not file.get_slice(source).get_shape():
             number = file.get_tensor(source)
             if not tensors.setdefault(target, number).equal(number):
-                raise StageError(f"`{source}` differs between the ranks of the checkpoint, so that it cannot be joined")
+                raise StageError(f"`{source}` differs between the ranks of the checkpoint, so it cannot be joined")
             continue
         elements = _elements(file, source, copy)
         if target not in tensors:

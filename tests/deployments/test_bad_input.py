@@ -147,7 +147,7 @@ def test_an_endpoint_that_is_no_address(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere at all")
     monkeypatch.setenv("ALIGNMENT_STORE", s3_store_url)
-    assert said(command, write(tmp_path)).startswith("AWS_ENDPOINT_URL=nowhere at all is no address of a server")
+    assert said(command, write(tmp_path)).startswith("AWS_ENDPOINT_URL=nowhere at all is not an address of a server")
 
 
 class _WebPage(BaseHTTPRequestHandler):
@@ -167,7 +167,7 @@ def test_a_server_that_is_no_s3(
     monkeypatch.setenv("ALIGNMENT_STORE", s3_store_url)
     with http_server(_WebPage) as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        assert said(command, write(tmp_path)).startswith(f"what answers at {address} is no S3 server")
+        assert said(command, write(tmp_path)).startswith(f"what answers at {address} is not an S3 server")
 
 
 def test_a_wrong_command_line(command: str) -> None:

@@ -167,8 +167,8 @@ def test_what_is_no_model_is_refused(shelf: Shelf, tmp_path: Path) -> None:
         refused(shelf.evaluation.full, "--to", out)
         == f"error: {shelf.evaluation} is of the kind evaluation, not a model"
     )
-    assert "is no adapter: leave --merge and --base out" in refused("best", "--to", out, "--merge")
-    assert "`owner` is no name on the hub" in refused("best", "--to", "hub:owner")
+    assert "is not an adapter: omit --merge and --base" in refused("best", "--to", out, "--merge")
+    assert "`owner` is not a name on the hub" in refused("best", "--to", "hub:owner")
     assert "--public is for a repository on the hub" in refused("best", "--to", out, "--public")
 
 

@@ -50,7 +50,7 @@ def test_a_wheel_larger_than_a_part_is_cut_and_put_together(tmp_path: Path) -> N
     parts[1].rmdir()
     with pytest.raises(KitError, match=r"lacks its folder part-2: copy all parts\.$"):
         kit_folder.read(tmp_path / "kit")
-    with pytest.raises(KitError, match=r"is no kit, it has no kit\.json: collect one with `make kit`\.$"):
+    with pytest.raises(KitError, match=r"is not a kit, it has no kit\.json: collect one with `make kit`\.$"):
         kit_folder.read(tmp_path)
 
 

@@ -123,7 +123,7 @@ def test_an_adapter_needs_its_base(adapter: Path, folder: Path) -> None:
     assert refused("merge", "./lost") == (
         "error: ./lost is an adapter, and the model it was trained on is not here: give --base MODEL"
     )
-    assert refused("chat", str(folder), "--base", str(folder)).endswith("this is no adapter, so leave --base out")
+    assert refused("chat", str(folder), "--base", str(folder)).endswith("this is not an adapter, so omit --base")
 
 
 @pytest.mark.parametrize(

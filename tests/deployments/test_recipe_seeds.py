@@ -75,7 +75,7 @@ def test_the_sources_of_a_mix_are_drawn_where_its_rows_are_not_shuffled() -> Non
 
 
 def test_a_seed_where_nothing_is_drawn_is_an_error() -> None:
-    with pytest.raises(RecipeError, match=r"`data\.prompts`: seed: nothing is drawn at random here; leave it out"):
+    with pytest.raises(RecipeError, match=r"`data\.prompts`: seed: nothing is drawn at random here; remove it"):
         load_recipe("tiny", ("data.prompts.shuffle=false", "data.prompts.seed=1"))
     with pytest.raises(RecipeError, match="seed"):
         load_recipe("tiny-online-dpo", ("own_pairs.seed=1",))

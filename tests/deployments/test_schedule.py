@@ -53,8 +53,8 @@ def said(*arguments: str) -> str:
         ("", 1e300, "UTC", r"--every is 1e\+300: it must be"),
         ("", 1e-9, "UTC", "--every is 1e-09: it must be"),
         ("0 3 31 2 *", 0, "UTC", "there is no such day, so no round would ever run"),
-        ("bogus", 0, "UTC", "--cron 'bogus' is no cron expression: give five fields"),
-        ("R * * * *", 0, "UTC", "is no cron expression"),
+        ("bogus", 0, "UTC", "--cron 'bogus' is not a cron expression: give five fields"),
+        ("R * * * *", 0, "UTC", "is not a cron expression"),
         ("* * * * * *", 0, "UTC", "give five fields"),  # the sixth would be seconds
         ("0 3 * * *", 0, "Europe/Berlni", "there is no such time zone .did you mean `Europe/Berlin`"),
         ("0 3 * * *", 0, "", "there is no such time zone"),
@@ -90,10 +90,10 @@ class _Answers(BaseHTTPRequestHandler):
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
-        (200, b"<html>", "what answers at .* is no Prefect server: correct PREFECT_API_URL"),
-        (200, b"\xff", "what answers at .* is no Prefect server"),
-        (200, b"{}", "what answers at .* is no Prefect server"),
-        (200, b"null", "what answers at .* is no Prefect server"),
+        (200, b"<html>", "what answers at .* is not a Prefect server: correct PREFECT_API_URL"),
+        (200, b"\xff", "what answers at .* is not a Prefect server"),
+        (200, b"{}", "what answers at .* is not a Prefect server"),
+        (200, b"null", "what answers at .* is not a Prefect server"),
         (401, b"", r"refuses the credentials \(status 401\): correct PREFECT_API_AUTH_STRING or PREFECT_API_KEY"),
         (500, b"", "answers with status 500: see its log"),
         (404, b"{}", "has no deployment iterative-dpo/scheduled: run `alignment up`"),
@@ -110,7 +110,7 @@ def test_a_server_that_is_not_prefects(monkeypatch: pytest.MonkeyPatch, status: 
 @pytest.mark.parametrize("url", ["garbage", "http://[::1", "http://", "ftp://host", "http://host:x/api"])
 def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("PREFECT_API_URL", url)
-    assert said() == f"PREFECT_API_URL={url} is no address of a server, such as http://host:4200/api"
+    assert said() == f"PREFECT_API_URL={url} is not an address of a server, such as http://host:4200/api"
 
 
 @pytest.mark.endurance("chaos")

@@ -70,7 +70,7 @@ def test_damage_is_shown_asked_about_taken_out_of_use_and_computed_again_by_the_
     [
         ("nothing", "is empty: correct ALIGNMENT_STORE, or run a recipe first"),
         ("a file", "is a file, not a folder: correct ALIGNMENT_STORE"),
-        ("nothing ", "begins or ends with a space: leave that out"),
+        ("nothing ", "begins or ends with a space: remove that"),
     ],
 )
 def test_what_is_no_store_is_not_called_whole(

@@ -83,5 +83,5 @@ def require_others(offload: bool, placement: ModelPlacement | None, model: str) 
     if offload and placement is not None and placement.group is None:
         raise ValueError(
             f"offload makes room for other models, but with a placement without `group` the {model} is alone on its "
-            "devices; leave one of them out"
+            "devices; remove one of them"
         )

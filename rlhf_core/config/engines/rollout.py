@@ -84,7 +84,7 @@ def require_different(samples: int, sampling: SamplingConfig) -> None:
     """Raise ValueError if all completions sampled beside the greedy one would equal it."""
     if samples and sampling.temperature == 0:
         raise ValueError(
-            f"sampling.temperature is 0, so that all {samples} samples of a prompt would be alike; set a temperature "
+            f"sampling.temperature is 0, so all {samples} samples of a prompt would be alike; set a temperature "
             "such as 1.0, or samples: 0 (and pass_at: [1]) for greedy completions alone"
         )
 

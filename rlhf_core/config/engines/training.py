@@ -99,7 +99,7 @@ class EngineConfig(Config):
         if self.attention != "flex":
             return self
         if self.compiled:
-            raise ValueError("attention flex was not tested in compiled layers; leave `compiled` out, or set sdpa")
+            raise ValueError("attention flex was not tested in compiled layers; remove `compiled`, or set sdpa")
         if self.tensor_parallel > 1:
             raise ValueError("attention flex was not tested with weights that workers share (tensor_parallel); set "
                              "sdpa")  # fmt: skip
@@ -115,7 +115,7 @@ class EngineConfig(Config):
             )
         if self.sequence_parallel > 1 and self.compiled:
             raise ValueError(
-                "compiled layers were not tested with tokens that workers share (sequence_parallel); leave one out"
+                "compiled layers were not tested with tokens that workers share (sequence_parallel); remove one"
             )
         return self
 
@@ -128,7 +128,7 @@ class EngineConfig(Config):
                              "not tested; set zero_stage 2")  # fmt: skip
         if self.compiled:
             raise ValueError(
-                "compiled layers were not tested with weights that workers share (tensor_parallel); leave one out"
+                "compiled layers were not tested with weights that workers share (tensor_parallel); remove one"
             )
         if self.attention == "flash_attention_2":
             raise ValueError("attention flash_attention_2 does not run in main memory, where a model is read before "
@@ -147,7 +147,7 @@ class EngineConfig(Config):
     def _can_compile(self) -> EngineConfig:
         if self.compiled and self.zero_stage == 3:
             raise ValueError("compiled layers cannot have their weights gathered, which zero_stage 3 does; set 2, or "
-                             "leave `compiled` out")  # fmt: skip
+                             "remove `compiled`")  # fmt: skip
         return self
 
     @model_validator(mode="after")
@@ -156,7 +156,7 @@ class EngineConfig(Config):
             return self
         if self.compiled:
             raise ValueError("gradient_checkpointing selective is not for compiled layers, which choose what they "
-                             "keep; leave one of them out")  # fmt: skip
+                             "keep; remove one of them")  # fmt: skip
         if self.zero_stage == 3:
             raise ValueError("gradient_checkpointing selective is checked on the model, which cannot be done where "
                              "zero_stage 3 shards its weights; set true")  # fmt: skip

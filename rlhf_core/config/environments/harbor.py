@@ -40,7 +40,7 @@ class HarborTask:
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
             raise RecipeError(
-                f"`{COLUMN}` is no task of Harbor: let a source `{{type: harbor, folder: …}}` read the task's folder"
+                f"`{COLUMN}` is not a task of Harbor: let a source `{{type: harbor, folder: …}}` read the task's folder"
             ) from error
 
     def column(self) -> dict[str, Any]:

@@ -228,7 +228,7 @@ class HTTPReward(ServerConfig, TextReward):
     @model_validator(mode="after")
     def _query_is_sent(self) -> HTTPReward:
         if self.query is not None and self.form == "alignment":
-            raise ValueError("`query` is sent in the form `openrlhf` only: set form: openrlhf, or leave it out")
+            raise ValueError("`query` is sent in the form `openrlhf` only: set form: openrlhf, or remove it")
         return self
 
 
@@ -257,7 +257,7 @@ class JudgeReward(JudgeConfig, TextReward):
         values = set(self.verdicts.values())
         if len(self.verdicts) > 1 and len(values) == 1:
             raise ValueError(
-                f"verdicts: {', '.join(self.verdicts)} all have the reward {values.pop():g}, so that nothing is "
+                f"verdicts: {', '.join(self.verdicts)} all have the reward {values.pop():g}, so nothing is "
                 "judged: give them different ones"
             )
         return self
@@ -343,7 +343,7 @@ class PairwiseReward(GroupReward, PairJudgeConfig):
     @model_validator(mode="after")
     def _one_kind_of_opponents(self) -> PairwiseReward:
         if self.reference is not None and self.opponents is not None:
-            raise ValueError("with `reference` each completion is compared with that alone: leave `opponents` out")
+            raise ValueError("with `reference` each completion is compared with that alone: remove `opponents`")
         return self
 
     @property
@@ -408,5 +408,5 @@ def require_environment(rewards: Mapping[str, RewardConfig], section: str) -> No
         if isinstance(reward, EnvironmentReward):
             raise ValueError(
                 f"{section}.{name} is what an environment gives, but `environment` is single_turn, which gives "
-                "nothing: set an environment, or leave this out"
+                "nothing: set an environment, or remove this"
             )

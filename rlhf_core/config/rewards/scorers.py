@@ -11,9 +11,9 @@ from rlhf_core.config.rewards.rewards import Scorer, TextReward
 
 def _check_scorer(scorer: Scorer) -> Scorer:
     if scorer.weight != 1.0:
-        raise ValueError("a scorer is never summed with another: leave `weight` out")
+        raise ValueError("a scorer is never summed with another: remove `weight`")
     if isinstance(scorer, TextReward) and scorer.tolerated_failures:
-        raise ValueError("a scorer judges every completion: leave `tolerated_failures` out")
+        raise ValueError("a scorer judges every completion: remove `tolerated_failures`")
     return scorer
 
 

@@ -61,5 +61,5 @@ class VerifierConfig(Config):
         fields = type(self).model_fields
         for name in ("memory_gib", "modules"):
             if not self.verifier.runs_code and getattr(self, name) != fields[name].default:
-                raise ValueError(f"`{name}` is for kind: code_tests, and this is {self.kind}: leave it out")
+                raise ValueError(f"`{name}` is for kind: code_tests, and this is {self.kind}: remove it")
         return self

@@ -110,7 +110,7 @@ class AlgorithmConfig(Config):
     @model_validator(mode="after")
     def _rewards_count(self) -> AlgorithmConfig:
         if self.rewards and not any(reward.weight for reward in self.rewards.values()):
-            raise ValueError("all rewards have the weight 0, so that nothing would be learned; give one a weight")
+            raise ValueError("all rewards have the weight 0, so nothing would be learned; give one a weight")
         return self
 
     @model_validator(mode="after")
@@ -229,12 +229,12 @@ class OnPolicyDistillationConfig(AlgorithmConfig):
     def _rewards_compare(self) -> OnPolicyDistillationConfig:
         if self.rewards and self.group_size < 2:
             raise ValueError(
-                "group_size is 1, but `rewards` compare the completions of a prompt: set 2 or more, or leave them out"
+                "group_size is 1, but `rewards` compare the completions of a prompt: set 2 or more, or remove them"
             )
         if self.shaping != ShapingConfig() and self.group_size < 2:
             raise ValueError(
                 "group_size is 1, but `shaping` changes rewards, which are compared within a group: set 2 or more, or "
-                "leave it out"
+                "remove it"
             )
         if self.cross_entropy is not None and not self.rewards:
             raise ValueError("cross_entropy imitates completions with a high reward, but there are no `rewards`")
@@ -309,9 +309,7 @@ class GDPOConfig(GRPOConfig):
     @model_validator(mode="after")
     def _rewards_stay_apart(self) -> GDPOConfig:
         if self.shaping != ShapingConfig():
-            raise ValueError(
-                "shaping changes the sum of rewards, and gdpo normalises each before the sum: leave it out"
-            )
+            raise ValueError("shaping changes the sum of rewards, and gdpo normalises each before the sum: remove it")
         if self.kl.place == "reward":
             raise ValueError("kl.place is reward, but gdpo normalises each reward by itself: use loss")
         return self

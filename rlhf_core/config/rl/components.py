@@ -37,7 +37,7 @@ class MismatchConfig(Config):
     @model_validator(mode="after")
     def _ratio_is_used(self) -> MismatchConfig:
         if self.ratio_of != "token" and self.correction not in ("truncate", "mask"):
-            raise ValueError(f"ratio_of has no effect with {self.correction}: leave it out, or use truncate or mask")
+            raise ValueError(f"ratio_of has no effect with {self.correction}: remove it, or use truncate or mask")
         return self
 
     @model_validator(mode="after")

@@ -51,6 +51,6 @@ class CriticConfig(Config):
         if self.placement is not None and self.lora is not None:
             raise ValueError(
                 "placement: the random values that the critic's adapter starts from are drawn after the policy's, on "
-                "its workers; leave lora or placement out"
+                "its workers; remove lora or placement"
             )
         return self

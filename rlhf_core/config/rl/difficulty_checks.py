@@ -15,7 +15,7 @@ def scored_reward(config: RLSettings, setting: str) -> str:
     if len(names) != 1:
         raise ValueError(
             f"{setting} needs one reward that gives scores from 0 to 1, such as a verifier, and of {config.block}."
-            f"rewards these may: {', '.join(names) or 'none'}; leave the others out, or name one as filtering.score"
+            f"rewards these may: {', '.join(names) or 'none'}; remove the others, or name one as filtering.score"
         )
     return names[0]
 
@@ -29,7 +29,7 @@ def require_scores(config: RLSettings) -> None:
         if config.max_lag:
             raise ValueError(
                 f"{setting}: with asynchronous.max_lag={config.max_lag} prompts are drawn before the scores of earlier "
-                "ones are known; leave one of them out"
+                "ones are known; remove one of them"
             )
 
 
@@ -54,6 +54,6 @@ def require_replayable(config: RLSettings) -> None:
         )
     if config.validation is not None and config.ema_decay is not None:
         raise ValueError(
-            "replay: a validation of the moving average (ema_decay) is a publish of its own, so that the age of a "
-            "group would not be known in steps; leave one of them out"
+            "replay: a validation of the moving average (ema_decay) is a publish of its own, so the age of a "
+            "group would not be known in steps; remove one of them"
         )

@@ -40,7 +40,7 @@ def require_equal_draws(config: RLSettings) -> None:
     if config.dropout and "critic" in config.own_placements:
         raise ValueError(
             f"{_setting(config, 'critic')}: with `dropout` the policy and the critic draw from one random generator, "
-            "on the same workers; leave one of them out"
+            "on the same workers; remove one of them"
         )
 
 

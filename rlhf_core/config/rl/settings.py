@@ -200,7 +200,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
         """Models that read the policy's tokens, without reward models, which tokenise text themselves."""
         readers = {}
         if self.settings.uses_reference:
-            readers["kl.reference"] = self.reference_input, "name another model, or leave it out"
+            readers["kl.reference"] = self.reference_input, "name another model, or remove it"
         if self.settings.teacher is not None:
             readers["teacher.model"] = self.teacher_input, "name another model"
         if self.settings.critic_settings is not None:

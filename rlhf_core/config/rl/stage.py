@@ -73,7 +73,7 @@ class RLConfig(RLSettings):
     @model_validator(mode="after")
     def _engines_serve_the_adapter(self) -> RLConfig:
         if self.lora is not None and "lm_head" in self.lora.target_modules:
-            raise ValueError("lora.target_modules names lm_head, whose adapters the engines cannot serve; leave it out")
+            raise ValueError("lora.target_modules names lm_head, whose adapters the engines cannot serve; remove it")
         setting = None if self.lora is None else self.lora.merged_only
         if setting is not None and self.rollout.serve_adapter == "adapter":
             raise ValueError(
@@ -85,10 +85,10 @@ class RLConfig(RLSettings):
     def _base_may_be_quantised(self) -> RLConfig:
         critic = self.settings.critic_settings
         if critic is not None and critic.lora is not None and critic.lora.quantised is not None:
-            raise ValueError(f"{self.block}.critic.lora.quantised: only the policy's base is quantised; leave it out")
+            raise ValueError(f"{self.block}.critic.lora.quantised: only the policy's base is quantised; remove it")
         if self.quantised is not None and self.hybrid:
             raise ValueError("lora.quantised: with hybrid the base would leave the device and return, which was not "
-                             "tested for packed weights; leave one of them out")  # fmt: skip
+                             "tested for packed weights; remove one of them")  # fmt: skip
         return self
 
     @model_validator(mode="after")
@@ -133,7 +133,7 @@ class RLConfig(RLSettings):
         if self.reference_is_base and setting is not None:
             raise ValueError(
                 f"{self.block}.kl.{setting}: with `lora` the reference is the policy's base with its adapter off, and "
-                "has no weights of its own; leave it out, or name a model as kl.reference"
+                "has no weights of its own; remove it, or name a model as kl.reference"
             )
         return self
 
@@ -147,7 +147,7 @@ class RLConfig(RLSettings):
             if policy_value != reference_value:
                 raise ValueError(
                     f"{self.block}.kl.engine.{name} is {reference_value}, but the policy's is {policy_value}: "
-                    "rounding would count as KL, so that the KL of the policy to itself would not be 0; set both alike"
+                    "rounding would count as KL, so the KL of the policy to itself would not be 0; set both alike"
                 )
         return self
 
@@ -167,7 +167,7 @@ class RLConfig(RLSettings):
         if self.engine.tensor_parallel > 1:
             raise ValueError(
                 "hybrid: weights that workers share (engine.tensor_parallel) were not tested on devices that engines "
-                "use too; leave one of them out"
+                "use too; remove one of them"
             )
         spread = rollout.workers_per_engine
         if placement.workers != rollout.engines * spread:
@@ -183,10 +183,10 @@ class RLConfig(RLSettings):
             )
         on_ranks = [engine for role, engine in self.engines_by_role().items() if role not in self.own_placements]
         if any(engine.offload_parameters for engine in on_ranks):
-            raise ValueError("hybrid: engine.offload_parameters keeps the weights in host memory already; leave it out")
+            raise ValueError("hybrid: engine.offload_parameters keeps the weights in host memory already; remove it")
         if any(engine.hpz_partition_size is not None for engine in on_ranks):
             raise ValueError("hybrid: engine.hpz_partition_size would leave its copy of the weights on the device that "
-                             "the engine is lent; leave it out")  # fmt: skip
+                             "the engine is lent; remove it")  # fmt: skip
         return self
 
     @model_validator(mode="after")
@@ -206,7 +206,7 @@ class RLConfig(RLSettings):
         if self.rollout.repeatable:
             raise ValueError("asynchronous sampling is not reproducible: set rollout.repeatable: false")
         if self.hybrid:
-            raise ValueError("asynchronous: with hybrid, engines sleep while the ranks train; leave one of them out")
+            raise ValueError("asynchronous: with hybrid, engines sleep while the ranks train; remove one of them")
         if self.asynchronous.publish == "in_flight" and self.served_lora is not None:
             raise ValueError(
                 "asynchronous.publish is in_flight, but a reply continues with the adapter that it was begun with: set "
@@ -215,7 +215,7 @@ class RLConfig(RLSettings):
         if self.validation is not None and self.ema_decay is not None:
             raise ValueError(
                 "asynchronous: a validation of the moving average (ema_decay) would publish it to engines that sample "
-                "what is trained on; leave one of them out"
+                "what is trained on; remove one of them"
             )
         filtering = self.settings.filtering
         if filtering is not None and filtering.oversampling != 1:
@@ -282,7 +282,7 @@ class RLConfig(RLSettings):
         if teacher is not None and teacher.hint is not None and self.has_environment:
             raise ValueError(
                 f"{self.block}.teacher.hint: the turns of an environment may fill rollout.max_length, and leave no "
-                "room for a hint; leave one of them out"
+                "room for a hint; remove one of them"
             )
         return self
 
@@ -292,6 +292,6 @@ class RLConfig(RLSettings):
         if self.keep.rollouts_every is not None and several:
             raise ValueError(
                 "keep.rollouts_every: rollouts are kept as completions of prompts, and an episode of several turns is "
-                "none; leave it out"
+                "none; remove it"
             )
         return self

@@ -230,7 +230,7 @@ class SeededConfig(StageConfig):
     @model_validator(mode="after")
     def _a_seed_is_used(self) -> Self:
         if self.seed is not None and not self.draws:
-            raise ValueError("seed: nothing is drawn at random here; leave it out")
+            raise ValueError("seed: nothing is drawn at random here; remove it")
         return self
 
 

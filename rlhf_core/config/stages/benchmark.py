@@ -72,7 +72,7 @@ class BenchmarkConfig(EvaluatesModels, ResumedConfig, SeededConfig, NamedStageCo
 
     def score_problem(self, name: str, scorer: str | None, completions: Completions) -> str | None:
         if scorer is not None and "." not in scorer:
-            return f"scorer: `{scorer}` is no score of `{name}`: write TASK.METRIC, as in `{self.tasks[0]}.acc`"
+            return f"scorer: `{scorer}` is not a score of `{name}`: write TASK.METRIC, as in `{self.tasks[0]}.acc`"
         if completions == "sampled":
             return f"completions: `{name}` has one completion of each prompt: compare greedy"
         return None

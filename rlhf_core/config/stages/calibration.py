@@ -38,5 +38,5 @@ class CalibrationConfig(NamedStageConfig):
     @model_validator(mode="after")
     def _is_not_calibrated_by_another(self) -> Self:
         if self.reward.calibration is not None:
-            raise ValueError("reward.calibration: this stage is the calibration: leave it out here")
+            raise ValueError("reward.calibration: this stage is the calibration: remove it here")
         return self

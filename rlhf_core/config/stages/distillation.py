@@ -35,7 +35,7 @@ class TeacherConfig(Config):
         if (self.model is None) == (not self.top_logprobs):
             raise ValueError("name the teacher: either `model`, to run it, or `top_logprobs`, where it was run before")
         if self.top_logprobs and self.engine is not None:
-            raise ValueError("`engine` is for a teacher that is run here, not for `top_logprobs`; leave it out")
+            raise ValueError("`engine` is for a teacher that is run here, not for `top_logprobs`; remove it")
         return self
 
 
@@ -94,7 +94,7 @@ class DistillationConfig(SupervisedPolicyConfig):
     def _settings_are_used(self) -> Self:
         if self.divergence != "jensen_shannon" and self.teacher_weight != 0.5:
             raise ValueError(
-                f"teacher_weight is a setting of jensen_shannon, but the divergence is {self.divergence}; leave it out"
+                f"teacher_weight is a setting of jensen_shannon, but the divergence is {self.divergence}; remove it"
             )
         if self.teacher.top_logprobs and self.divergence != "forward_kl":
             raise ValueError(

@@ -38,7 +38,7 @@ class EvaluatesModels(StageConfig):
         if self.models is not None and len(set(self.models)) != len(self.models):
             raise ValueError(f"models names one twice: {', '.join(self.models)}")
         if self.models == ():
-            raise ValueError("models is an empty list: name a stage, or leave it out for all that make a model")
+            raise ValueError("models is an empty list: name a stage, or remove it for all that make a model")
         return self
 
 
@@ -79,7 +79,7 @@ class EvaluationConfig(EvaluatesModels, ResumedConfig, EnginesConfig):
         if isinstance(self.environment, ToleratesFailures) and self.environment.tolerated_failures:
             raise ValueError(
                 "environment.tolerated_failures: without the episodes that fail, an evaluation would be of other "
-                "prompts; leave it out"
+                "prompts; remove it"
             )
         return self
 

@@ -64,7 +64,7 @@ class ModelGateConfig(NamedStageConfig):
     @model_validator(mode="after")
     def _judges_something(self) -> Self:
         if not self.better and not self.not_worse:
-            raise ValueError("better and not_worse are empty, so that every candidate would pass: name a metric")
+            raise ValueError("better and not_worse are empty, so every candidate would pass: name a metric")
         if both := sorted(self.better.keys() & self.not_worse.keys()):
             raise ValueError(f"better and not_worse both have `{both[0]}`: take one away, or name it differently")
         if self.candidate == self.baseline:

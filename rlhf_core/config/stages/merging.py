@@ -70,7 +70,7 @@ class MergeModelsConfig(NamedStageConfig):
         fields = type(self).model_fields
         changed = [name for name in ("density", "scale") if getattr(self, name) != fields[name].default]
         if self.method != "ties" and changed:
-            raise ValueError(f"{changed[0]} is a setting of ties, but the method is {self.method}; leave it out")
+            raise ValueError(f"{changed[0]} is a setting of ties, but the method is {self.method}; remove it")
         if self.method == "ties" and any(other.weight <= 0 for other in self.others):
             raise ValueError("ties averages changes by their weights: each must be more than 0")
         return self

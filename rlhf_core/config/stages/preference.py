@@ -58,6 +58,6 @@ class PreferenceConfig(ReferencedConfig):
         if self.reference.logprobs and changed:
             raise ValueError(
                 f"reference.{changed[0]} is for a reference that is run here, and reference.logprobs for one that was "
-                "run before; leave one of them out"
+                "run before; remove one of them"
             )
         return self

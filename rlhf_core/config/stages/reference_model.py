@@ -73,7 +73,7 @@ class ReferencedConfig(SupervisedPolicyConfig):
     @property
     def token_readers(self) -> Mapping[str, tuple[str, str]]:
         read = self.runs_reference and self.reference.model is not None
-        return {REFERENCE_INPUT: (REFERENCE_INPUT, "name another model, or leave it out")} if read else {}
+        return {REFERENCE_INPUT: (REFERENCE_INPUT, "name another model, or remove it")} if read else {}
 
     def unused_fields(self) -> frozenset[str]:
         return super().unused_fields() | (frozenset() if self.uses_reference else frozenset({"reference"}))
@@ -81,13 +81,13 @@ class ReferencedConfig(SupervisedPolicyConfig):
     @model_validator(mode="after")
     def _reference_is_used(self) -> Self:
         if not self.uses_reference and self.reference != type(self.reference)():
-            raise ValueError("there is a block `reference`, but no loss has a reference: leave it out")
+            raise ValueError("there is a block `reference`, but no loss has a reference: remove it")
         changed = {"engine": self.reference.engine is not None, "offload": self.reference.offload}
         setting = next((name for name, is_set in changed.items() if is_set), None)
         if self.reference_is_base and setting is not None:
             raise ValueError(
                 f"reference.{setting}: with `lora` the reference is the policy's base with its adapter off, and has no "
-                "weights of its own; leave it out, or name a model as reference.model"
+                "weights of its own; remove it, or name a model as reference.model"
             )
         for name in ("dtype", "attention", *SHARED_BY_RANKS):
             policy_value, reference_value = getattr(self.engine, name), getattr(self.reference_engine, name)

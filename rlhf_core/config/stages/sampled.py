@@ -82,7 +82,7 @@ class RewardedConfig(StageConfig):
     def _every_completion_has_a_reward(self) -> Self:
         for name, reward in self.rewards.items():
             if isinstance(reward, TextReward) and reward.tolerated_failures:
-                raise ValueError(f"rewards.{name}: every completion needs its reward: leave `tolerated_failures` out")
+                raise ValueError(f"rewards.{name}: every completion needs its reward: remove `tolerated_failures`")
         return self
 
     @model_validator(mode="after")
@@ -93,7 +93,7 @@ class RewardedConfig(StageConfig):
             if setting is not None:
                 raise ValueError(
                     f"rewards.{name}.{setting} is for models that are loaded together, in RL, and here each reads "
-                    "after the other; leave it out"
+                    "after the other; remove it"
                 )
         return self
 
@@ -104,7 +104,7 @@ class RewardedConfig(StageConfig):
         if not self.readers and setting is not None:
             raise ValueError(
                 f"{setting} is for models that read the completions, but there is no reward of a reward model, and no "
-                "other reader: leave it out"
+                "other reader: remove it"
             )
         for engine, placement in self.readers.values():
             require_devices(engine, placement)
@@ -149,7 +149,7 @@ class GenerateConfig(ResumedConfig, RewardedConfig, EnginesConfig):
     @property
     def token_readers(self) -> Mapping[str, tuple[str, str]]:
         read = self.reference is not None
-        return {"reference.model": ("reference.model", "name another model, or leave it out")} if read else {}
+        return {"reference.model": ("reference.model", "name another model, or remove it")} if read else {}
 
     def judges(self) -> Iterator[JudgedBy]:
         for name, reward in self.rewards.items():
@@ -159,7 +159,7 @@ class GenerateConfig(ResumedConfig, RewardedConfig, EnginesConfig):
     def _samples_differ(self) -> Self:
         if self.samples > 1 and self.sampling.temperature == 0:
             raise ValueError(
-                f"sampling.temperature is 0, so that all {self.samples} completions of a prompt would be alike; set a "
+                f"sampling.temperature is 0, so all {self.samples} completions of a prompt would be alike; set a "
                 "temperature such as 1.0, or samples: 1"
             )
         return self
@@ -170,7 +170,7 @@ class GenerateConfig(ResumedConfig, RewardedConfig, EnginesConfig):
         if self.reference is not None and other is not None:
             raise ValueError(
                 f"reference: the KL of a model is measured on samples of the model itself, but sampling.{other} makes "
-                "them those of another distribution: leave it out, or measure the KL in another stage `generate`"
+                "them those of another distribution: remove it, or measure the KL in another stage `generate`"
             )
         return self
 
@@ -236,9 +236,9 @@ class PairsConfig(FromCompletions):
     @model_validator(mode="after")
     def _one_decides(self) -> Self:
         if self.judge is not None and self.margin:
-            raise ValueError("with `judge` the rewards do not decide: leave `margin` out")
+            raise ValueError("with `judge` the rewards do not decide: remove `margin`")
         if self.judge is not None and self.write_margin:
-            raise ValueError("with `judge` the rewards do not decide: leave `write_margin` out")
+            raise ValueError("with `judge` the rewards do not decide: remove `write_margin`")
         return self
 
 

@@ -90,7 +90,7 @@ class OptimizerConfig(Config):
         if self.schedule == "constant" and self.final_learning_rate_share != unfallen:
             raise ValueError(
                 f"final_learning_rate_share is {self.final_learning_rate_share:g}, but the schedule is constant, which "
-                "never falls; leave it out, or set `schedule: linear` or cosine"
+                "never falls; remove it, or set `schedule: linear` or cosine"
             )
         if self.muon is not None and self.name != "muon":
             raise ValueError(f"there is a block `muon`, but the optimizer is {self.name}; set `name: muon`")
@@ -178,7 +178,7 @@ def require_adaptable(engine: EngineConfig, **adapters: LoraConfig | None) -> No
         if setting is not None and engine.zero_stage == 3:
             raise ValueError(
                 f"{name}.{setting} reads weights of the model beside their own layer, where zero_stage 3 has sharded "
-                "them; set engine.zero_stage 2, or leave it out"
+                "them; set engine.zero_stage 2, or remove it"
             )
         if adapter.quantised is None:
             continue
@@ -188,7 +188,7 @@ def require_adaptable(engine: EngineConfig, **adapters: LoraConfig | None) -> No
                 "cut; set engine.zero_stage 2"
             )
         if engine.compiled:
-            raise ValueError(f"{name}.quantised was not tested with engine.compiled; leave one of them out")
+            raise ValueError(f"{name}.quantised was not tested with engine.compiled; remove one of them")
 
 
 def require_same_ranks(engine: EngineConfig, others: Mapping[str, EngineConfig]) -> None:
@@ -232,7 +232,7 @@ def require_dropout(used: bool, **adapters: LoraConfig | None) -> None:
         if adapter is not None and adapter.dropout > 0 and not used:
             raise ValueError(
                 f"{name}.dropout is {adapter.dropout:g}, but `dropout` is false, which switches all dropout off: set "
-                "`dropout: true`, or leave it out of the adapter"
+                "`dropout: true`, or remove it from the adapter"
             )
 
 

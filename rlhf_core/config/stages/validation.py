@@ -56,7 +56,7 @@ class _Validation(Config):
         """
         for name in self.also:
             if not _NAME.fullmatch(name):
-                raise ValueError(f"validation.also: `{name}` is no name of letters, digits, `_` and `-`")
+                raise ValueError(f"validation.also: `{name}` is not a name of letters, digits, `_` and `-`")
         return self
 
 

@@ -45,7 +45,7 @@ class Completions(AnsweredFormat):
 def _one(row: Row) -> Row:
     """Convert a row with one `completion`, and perhaps its `reward`."""
     if row.get("completions") is not None:
-        raise RowError("there are both `completions` and `completion`: leave one of them out")
+        raise RowError("there are both `completions` and `completion`: remove one of them")
     prompt, (text,) = read_answered(row, ("completion",))
     reward = {"reward": reward_number(row["reward"], "reward")} if row.get("reward") is not None else {}
     return {"prompt": prompt, "completions": [{"text": text, **reward}]}

@@ -39,13 +39,13 @@ class Conversations(MessageFormat):
                 and [*read_prompt(row), *_completion(row, "completion")] != messages
             ):
                 raise RowError(
-                    f"`{column}` and `prompt` with `completion` are two conversations: leave one out, such as by "
+                    f"`{column}` and `prompt` with `completion` are two conversations: remove one, such as by "
                     f"`columns: {{unused: {column}}}`"
                 )
             for other in MESSAGE_COLUMNS:
                 if other in row and read_messages(row[other], other) != messages:
                     raise RowError(
-                        f"`{column}` and `{other}` are two conversations: leave one out, such as by "
+                        f"`{column}` and `{other}` are two conversations: remove one, such as by "
                         f"`columns: {{unused: {other}}}`"
                     )
         elif prompt_column(row) is not None:

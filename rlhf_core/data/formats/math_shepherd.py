@@ -24,7 +24,7 @@ def as_steps(row: Mapping[str, Any]) -> Row:
     """
     texts = row["input"], row["label"]
     if not all(isinstance(text, str) for text in texts):
-        raise RowError("`input` and `label` must be text", "`input` or `label` is no text")
+        raise RowError("`input` and `label` must be text", "`input` or `label` is not text")
     words, labelled = (re.split(r"(\s+)", text.strip()) for text in texts)
     differ = [index for index, pair in enumerate(zip(words, labelled, strict=False)) if pair[0] != pair[1]]
     tags, labels = {words[index] for index in differ}, [labelled[index] for index in differ]

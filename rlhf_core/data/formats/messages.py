@@ -163,7 +163,7 @@ def _message(value: Any, column: str, index: int) -> Message:
     if not isinstance(value, Mapping):
         raise RowError(
             f"`{where}` must be a message {{role, content}}, this is {type(value).__name__}",
-            f"`{column}` has an entry that is no message",
+            f"`{column}` has an entry that is not a message",
         )
     present = {name: item for name, item in value.items() if item is not None}
     _require_text(present, f"{where}.")
@@ -220,7 +220,7 @@ def _require_text(fields: Mapping[str, Any], place: str) -> None:
     """Raise RowError for content other than text. fields: a row, or a message of one at `place`."""
     for name in _NO_TEXT_KEYS:
         if _is_present(fields, name):
-            rest = "" if place else f", or leave it out by `columns: {{unused: {name}}}`"
+            rest = "" if place else f", or remove it by `columns: {{unused: {name}}}`"
             raise RowError(
                 f"`{place}{name}` goes with the text, but rows have text alone, and in `conversations`, `prompts`, "
                 f"`preferences` and `unpaired` images (docs/guides/vision.md says where): take such rows out{rest}",
@@ -235,7 +235,7 @@ def _text(content: Any, where: str, column: str) -> str:
     if not isinstance(content, list | tuple):
         raise RowError(
             f"`{where}` has no text in `content`, but {type(content).__name__}",
-            f"`{column}` has a message whose content is no text",
+            f"`{column}` has a message whose content is not text",
         )
     return "".join(part if isinstance(part, str) else _part_text(part, where, column) for part in content)
 
@@ -255,7 +255,7 @@ def _part_text(part: Any, where: str, column: str) -> str:
         return IMAGE
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if isinstance(part, Mapping) and kind in _TEXT_PARTS and not isinstance(part.get("text"), str):
-        raise RowError(f"`{where}.content` has a part of the type {kind!r} whose `text` is no text")
+        raise RowError(f"`{where}.content` has a part of the type {kind!r} whose `text` is not text")
     if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
         raise RowError(
             f"`{where}.content` has a part of the type {str(kind)[:40]!r}: rows have text alone, and in "
@@ -297,7 +297,7 @@ def _tool_calls(calls: Any, where: str, column: str) -> list[dict[str, Any]]:
         call = parse_json(calls) if isinstance(calls, str) else calls
         return canonical_tool_calls([call] if isinstance(call, Mapping) else call)
     except JSONTextError as error:
-        sentence = f"is text that is no JSON ({error})"
+        sentence = f"is text that is not valid JSON ({error})"
         raise RowError(f"`{where}.tool_calls` {sentence}", f"`{column}` has wrong tool calls") from error
     except ToolError as error:
         raise RowError(f"`{where}.tool_calls` {error}", f"`{column}` has wrong tool calls") from error
@@ -312,5 +312,5 @@ def read_tools(row: Row, columns: Sequence[str]) -> Row:
         except ToolError as error:
             raise RowError(f"`{name}` {error}", f"`{name}` are wrong") from error
     if len(tools_by_column) > 1:
-        raise RowError("the row has both `tools` and `functions`: leave one out, such as by `columns`")
+        raise RowError("the row has both `tools` and `functions`: remove one, such as by `columns`")
     return {"tools": next(iter(tools_by_column.values()))} if tools_by_column else {}

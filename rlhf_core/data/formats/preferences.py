@@ -38,7 +38,7 @@ class Preferences(AnsweredFormat):
         if any(isinstance(row.get(side), list | tuple) and len(row[side]) > 1 for side in _SIDES):
             prompt, (chosen, rejected) = _split_prompt(row)
         elif prompt_column(row) is None and isinstance(row.get("chosen"), str):
-            raise MissingColumnError("prompt", row, ", and `chosen` is no list of messages that begins with it")
+            raise MissingColumnError("prompt", row, ", and `chosen` is not a list of messages that begins with it")
         else:
             prompt, (chosen, rejected) = read_answered(row, _SIDES)
         if isinstance(chosen, str) and isinstance(rejected, str) and chosen.strip() == rejected.strip():

@@ -54,7 +54,7 @@ def encode_steps(tokenizer: Tokenizer, row: Mapping[str, Any]) -> tuple[list[int
     for index, step in enumerate(steps):
         if separator in step:
             raise ConversationError(
-                f"steps[{index}] holds the separator {separator!r}, so that it would be read as several steps: take it "
+                f"steps[{index}] holds the separator {separator!r}, so it would be read as several steps: take it "
                 "out, or set another `separator`"
             )
     if (tag := row.get("step_tag")) is not None:

@@ -97,7 +97,8 @@ def read_head(path: str, shown: str) -> bytes:
     if begin.count(0) > _MOST_NUL * len(begin):
         raise _other_kind(
             shown,
-            "is full of NUL, so it is no UTF-8 text: save UTF-16 as UTF-8, unpack archives, convert what is binary",
+            "is full of NUL, so it is not valid UTF-8 text: save UTF-16 as UTF-8, unpack archives, convert what is "
+            "binary",
         )
     return head
 

@@ -51,7 +51,7 @@ class NemoGymHost(EnvironmentHost):
     def of_row(self, row: Mapping[str, Any]) -> EnvironmentHost:
         if COLUMN not in row:
             raise RecipeError(
-                f"it is no row of NeMo Gym: name its request by `columns: {{{COLUMN}: {REQUEST}}}` of the dataset"
+                f"it is not a row of NeMo Gym: name its request by `columns: {{{COLUMN}: {REQUEST}}}` of the dataset"
             )
         self._config.of_row(row)
         return self

@@ -85,7 +85,7 @@ def _check(tasks: Mapping[str, Task], settings: Mapping[str, Any]) -> None:
                 "sandbox: set unsafe_code to true if these may"
             )
         if getattr(task, "MULTIMODAL", False):
-            raise StageError(f"{name} shows images or sound, which benchmarks do not: leave it out")
+            raise StageError(f"{name} shows images or sound, which benchmarks do not: remove it")
 
 
 def _seed(seed: int) -> None:

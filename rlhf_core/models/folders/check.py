@@ -35,7 +35,7 @@ def folder_problems(folder: Path, *, reward_model: bool = False) -> Iterator[str
         return
     config, tensors = None, None
     if "config.json" not in listed and "adapter_config.json" not in listed:
-        yield "there is no config.json in this folder, so it is no model folder"
+        yield "there is no config.json in this folder, so it is not a model folder"
     elif "config.json" in listed:
         try:
             config = read_object(folder / "config.json")

@@ -43,7 +43,7 @@ def config_problems(config: Mapping[str, Any], *, reward_model: bool) -> Iterato
         yield "the weights are quantised; give the full ones"
     is_known = isinstance(kind, str) and kind in known_model_types()
     if not isinstance(config.get("auto_map", {}), dict):
-        yield "config.json: `auto_map` is no object: remove it"
+        yield "config.json: `auto_map` is not an object: remove it"
     elif not is_known and config.get("auto_map"):
         yield REMOTE_CODE  # many configs keep one of the time before transformers had the class: those load without
     elif not is_known:
@@ -152,7 +152,7 @@ def _token_problems(file: str, config: Mapping[str, Any], vocabulary: int | None
             if token is None or (name == "pad_token_id" and token == -1):
                 continue
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                yield f"{file}: {name} is {token!r}, which is no token: correct it"
+                yield f"{file}: {name} is {token!r}, which is not a token: correct it"
             elif vocabulary is not None and token >= vocabulary:
                 yield (
                     f"{file}: {name} is {token}, but the vocabulary ends at {vocabulary - 1} (vocab_size): correct one "
@@ -172,7 +172,7 @@ def generation_problems(config: Mapping[str, Any], vocabulary: int | None) -> It
     for name in _SAMPLING_NUMBERS:
         value = config.get(name)
         if value is not None and not _is_number(value):
-            yield f"{GENERATION_CONFIG}: {name} is {value!r}, which is no number: correct it or remove it"
+            yield f"{GENERATION_CONFIG}: {name} is {value!r}, which is not a number: correct it or remove it"
 
 
 def _position_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -86,7 +86,7 @@ def weight_files(folder: Path) -> list[str]:
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise StageError(
-                f"{WEIGHTS_INDEX} names `{name}`, which is no *.safetensors file of this folder: correct it"
+                f"{WEIGHTS_INDEX} names `{name}`, which is not a *.safetensors file of this folder: correct it"
             )
     if single and WEIGHTS not in names:
         raise StageError(f"there are two sets of weights, {WEIGHTS} and the files of {WEIGHTS_INDEX}: remove one")
@@ -176,7 +176,8 @@ def _no_weights(folder: Path) -> str:
         )
     if os.path.lexists(folder / WEIGHTS):
         return (
-            f"{WEIGHTS} is no file, or a link to one that is not there: fetch it again, and copy what links stand for"
+            f"{WEIGHTS} is not a file, or a link to one that is not there: fetch it again, and copy what links stand "
+            "for"
         )
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
     shards = sorted(path.name for path in folder.glob("*.safetensors"))

@@ -37,7 +37,7 @@ def target_problem(lora: LoraConfig, layers: Collection[str], *, tied: bool) -> 
     if tied and any(_names(target, LANGUAGE_HEAD) for target in lora.target_modules):
         return (
             f"lora.target_modules names {LANGUAGE_HEAD}, whose weights are the embedding's too in this model: merged, "
-            "the adapter would change both; leave it out"
+            "the adapter would change both; remove it"
         )
     wrong = [target for target in lora.target_modules if not any(_names(target, layer) for layer in layers)]
     if not wrong:
@@ -60,17 +60,17 @@ def saved_problem(lora: LoraConfig, modules: Collection[str] | None, *, tied: bo
         if tied and any(_names(saved, module) for module in (LANGUAGE_HEAD, f"model.{_EMBEDDING}")):
             return (
                 f"lora.modules_to_save names {saved}, but embedding and {LANGUAGE_HEAD} are one tensor in this model, "
-                "of which a copy would be trained for one of them; leave it out, or train all weights"
+                "of which a copy would be trained for one of them; remove it, or train all weights"
             )
         if modules is None:
             continue
         named = [module for module in modules if _names(saved, module)]
         if not named:
-            return f"lora.modules_to_save names {saved}, which is no module of this model; leave it out, or correct it"
+            return f"lora.modules_to_save names {saved}, which is not a module of this model; remove it, or correct it"
         if lora.target_modules != "all-linear" and any(
             _names(target, module) for target in lora.target_modules for module in named
         ):
-            return f"lora.modules_to_save names {saved}, which lora.target_modules names too; leave it out of one"
+            return f"lora.modules_to_save names {saved}, which lora.target_modules names too; remove it from one"
     return None
 
 
@@ -80,9 +80,9 @@ def quantised_problem(settings: Mapping[str, Any]) -> str | None:
     settings: its config.json.
     """
     if reads_images(settings):
-        return "models that read images are not quantised here; leave it out"
+        return "models that read images are not quantised here; remove it"
     if has_experts(settings):
-        return "most weights of this model are in stacked experts, which are not quantised; leave it out"
+        return "most weights of this model are in stacked experts, which are not quantised; remove it"
     return None
 
 

@@ -25,11 +25,11 @@ def plan_problem(model_class: str, plan: Mapping[str, str]) -> str | None:
     """
     styles = layer_styles(plan)
     if not styles:
-        return f"transformers has no plan of how workers share the layers of {model_class}: leave it out"
+        return f"transformers has no plan of how workers share the layers of {model_class}: remove it"
     if other := sorted({*styles.values()} - {COLUMN, ROW, SUMMED}):
         return (
             f"workers would share layers of {model_class} as {', '.join(other)}, for which DeepSpeed has no layers: "
-            "leave it out"
+            "remove it"
         )
     return None
 

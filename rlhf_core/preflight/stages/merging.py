@@ -23,7 +23,7 @@ def merge(config: MergeConfig, node: Draft, context: CheckContext) -> Iterator[s
     if adapter.config.quantised is not None and node.inputs["model"] != adapter.inputs["model"]:
         yield (
             f"{node.section}.model: `{adapter.name}` was trained on a quantised base, whose weights this model does "
-            "not have: leave it out, to merge into that one"
+            "not have: remove it, to merge into that one"
         )
         return
     names = ["hidden_size", "num_hidden_layers"]
@@ -34,7 +34,7 @@ def merge(config: MergeConfig, node: Draft, context: CheckContext) -> Iterator[s
         if merged_into is not None and adapted is not None and merged_into != adapted:
             yield (
                 f"{node.section}.model: its {name} is {merged_into}, but `{adapter.name}` is an adapter of a model "
-                f"whose {name} is {adapted}: leave it out, to merge into that one"
+                f"whose {name} is {adapted}: remove it, to merge into that one"
             )
             return
 

@@ -66,7 +66,7 @@ def _thresholds(config: RLConfig) -> Iterator[str]:
     clip = settings.shaping.clip
     shaped = _shaped(bounds, settings.shaping)
     if shaped[0] == shaped[1] and settings.rewards and settings.teacher is None:
-        yield f"rewards: all completions get the reward {shaped[0]:g}, so that nothing tells them apart: add another"
+        yield f"rewards: all completions get the reward {shaped[0]:g}, so nothing tells them apart: add another"
         return
     if clip is not None and (shaped[0] >= clip[1] or shaped[1] <= clip[0]):
         yield (

@@ -31,16 +31,16 @@ def engine_problems(engine: EngineConfig, node: Draft, context: CheckContext) ->
     if engine.attention == "flex" and reads_images(model.settings):
         yield f"{node.section}.engine.attention: flex was not tested with models that read images: set sdpa"
     if engine.freeze_vision and not reads_images(model.settings):
-        yield f"{node.section}.engine.freeze_vision: this model reads text alone: leave it out"
+        yield f"{node.section}.engine.freeze_vision: this model reads text alone: remove it"
     if engine.tensor_parallel > 1 and (reason := _keeps_weights_whole(engine, model)) is not None:
         yield f"{node.section}.engine.tensor_parallel: {reason}"
     if engine.sequence_parallel > 1 and (reason := _keeps_tokens_together(model.settings)) is not None:
-        yield f"{node.section}.engine.sequence_parallel: {reason}, so workers cannot share its tokens: leave it out"
+        yield f"{node.section}.engine.sequence_parallel: {reason}, so workers cannot share its tokens: remove it"
 
 
 def _keeps_weights_whole(engine: EngineConfig, model: BaseModel) -> str | None:
     if reads_images(model.settings):
-        return "this model reads images, which was not tested with weights that workers share: leave it out"
+        return "this model reads images, which was not tested with weights that workers share: remove it"
     inspection = model.inspection
     problem = None if inspection is None else plan_problem(inspection.model_class, inspection.plan)
     return problem or sizes_problem(model.settings, engine.tensor_parallel)

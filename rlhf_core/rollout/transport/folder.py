@@ -97,7 +97,8 @@ def adapter_config(lora: LoraConfig, names: Mapping[str, Any]) -> dict[str, Any]
         module, factor, _ = name.rsplit(".", 2) if name.count(".") > 2 else ("", "", "")
         if not name.startswith("base_model.model.") or factor not in ("lora_A", "lora_B"):
             raise WeightSyncError(
-                f"`{name}` is no LoRA factor; an adapter has tensors base_model.model.….lora_A.weight and lora_B.weight"
+                f"`{name}` is not a LoRA factor; an adapter has tensors base_model.model.….lora_A.weight and "
+                "lora_B.weight"
             )
         modules.add(module.rpartition(".")[2])
     return {

@@ -27,7 +27,7 @@ def _replaced(llm: Any, last: Any, folder: Path, version: int) -> Any:
     from vllm.lora.request import LoRARequest
 
     if not (folder / "adapter_config.json").is_file():
-        raise WeightSyncError(f"version {version} is no adapter in a folder, which is all that this engine serves")
+        raise WeightSyncError(f"version {version} is not an adapter in a folder, which is all that this engine serves")
     # A new id for each version: vLLM caches adapters by id, and never reads their folder again.
     adapter = LoRARequest(f"version-{version}", 1 if last is None else last.lora_int_id + 1, str(folder))
     if last is not None:

@@ -34,7 +34,7 @@ class KeptIn:
             if self.returned <= count < self.vocabulary:
                 raise StageError(
                     f"sampling kept more than {count} tokens at a position, since so many are as likely as the last of "
-                    "`top_k`: the log-probs of this model say too little; leave top_k, top_p and min_p out"
+                    "`top_k`: the log-probs of this model say too little; remove top_k, top_p and min_p"
                 )
             kept.append(likeliest[:count])
         return KeptTokens.of(kept)

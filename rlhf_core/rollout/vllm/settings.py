@@ -118,5 +118,5 @@ def _lora_modules(lora: LoraConfig, folder: Path) -> list[str]:
             model = auto.from_config(config)
         return adapted_layers(model)
     if "lm_head" in lora.target_modules:
-        raise ValueError("lora.target_modules names lm_head, whose adapters the engines cannot serve; leave it out")
+        raise ValueError("lora.target_modules names lm_head, whose adapters the engines cannot serve; remove it")
     return sorted(lora.target_modules)

@@ -179,7 +179,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
         ("AWS_CA_BUNDLE", "/nowhere", "AWS_CA_BUNDLE=/nowhere: there is no such file"),
         ("AWS_PROFILE", "nosuch", "AWS_PROFILE=nosuch: ~/.aws/config has no such profile"),
         ("AWS_CONFIG_FILE", __file__, "the settings of S3 clients cannot be read .*test_probe.py.*: correct that file"),
-        ("AWS_ENDPOINT_URL_S3", "junk", "AWS_ENDPOINT_URL_S3=junk is no address of a server"),
+        ("AWS_ENDPOINT_URL_S3", "junk", "AWS_ENDPOINT_URL_S3=junk is not an address of a server"),
         ("http_proxy", "http://[::1", "http_proxy is not a proxy's address, such as http://host:3128"),
         (
             "http_proxy",

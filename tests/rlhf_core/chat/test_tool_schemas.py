@@ -43,11 +43,11 @@ def test_a_call_keeps_its_id_and_may_have_no_arguments() -> None:
     [
         ([], "must be a list of"),
         ({"name": "add"}, "must be a list of"),
-        ("[", "is text that is no JSON"),
+        ("[", "is text that is not valid JSON"),
         (["add"], r"\[0\] must be .*, this is str"),
         ([CALL, {"function": {}}], r"\[1\] has no function name"),
         ([{"type": "retrieval", "name": "add"}], r"\[0\] is of type 'retrieval'; only functions can be called"),
-        ([{"name": "add", "arguments": "a=1"}], r"\[0\]: the arguments are text that is no JSON"),
+        ([{"name": "add", "arguments": "a=1"}], r"\[0\]: the arguments are text that is not valid JSON"),
         ([{"name": "add", "arguments": "[1]"}], r"\[0\]: the arguments must be a mapping, this is list"),
     ],
 )

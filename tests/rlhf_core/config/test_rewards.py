@@ -96,7 +96,7 @@ def test_rewards_have_names_and_weights() -> None:
         ),
         (
             {"rewards": {"right": {**EXACT, "kind": "math", "memory_gib": 1.0}}},
-            "`memory_gib` is for kind: code_tests, and this is math: leave it out",
+            "`memory_gib` is for kind: code_tests, and this is math: remove it",
         ),
         (
             {"rewards": {"right": {**EXACT, "modules": ("numpy",)}}},
@@ -105,7 +105,7 @@ def test_rewards_have_names_and_weights() -> None:
         ({"rewards": {"right": {**EXACT, "kind": "maths"}}}, "Input should be 'exact', 'math', 'code_tests' or"),
         (
             {"rewards": {"judge": {**JUDGE, "verdicts": {"good": 1, "bad": 1}}}},
-            "verdicts: good, bad all have the reward 1, so that nothing is judged: give them different ones",
+            "verdicts: good, bad all have the reward 1, so nothing is judged: give them different ones",
         ),
         (
             {"rewards": {"judge": {**JUDGE, "range": [0, 1], "verdicts": {"good": 2}}}},
@@ -154,7 +154,7 @@ def test_dapo_filters_unless_it_is_told_not_to() -> None:
         ),
         (
             {"url": "http://a.b", "form": "openrlhf", "query": "{{ prompt }}"},
-            "the template does not name `completion`, so that it would not be judged: add it",
+            "the template does not name `completion`, so it would not be judged: add it",
         ),
         ({"url": "http://a.b", "form": "openrlhf", "query": "{% if %}"}, "syntax error in line 1 of the template"),
         ({"url": "a.b:80/score"}, "the URL must begin with http:// or https://"),
@@ -179,7 +179,7 @@ def test_how_often_a_server_is_tried_is_no_part_of_the_result() -> None:
 
 def test_a_scorer_has_no_weight() -> None:
     scorers = {"exact": {**EXACT, "weight": 2.0}}
-    with pytest.raises(ValidationError, match="a scorer is never summed with another: leave `weight` out"):
+    with pytest.raises(ValidationError, match="a scorer is never summed with another: remove `weight`"):
         EvaluationConfig.model_validate({
             "dataset": "d", "scorers": scorers, "sampling": {"max_tokens": 8}, "rollout": {"max_length": 16},
         })  # fmt: skip

@@ -49,7 +49,7 @@ def sft(optimizer: dict[str, Any], engine: dict[str, Any]) -> SFTConfig:
         ({"tensor_parallel": 2, "zero_stage": 3}, "tensor_parallel divides the weights that zero_stage 3 would divide"),
         ({"tensor_parallel": 2, "compiled": True}, "compiled layers were not tested with weights that workers share"),
         ({"tensor_parallel": 2, "attention": "flash_attention_2"}, "does not run in main memory, where"),
-        ({"attention": "flex", "compiled": True}, "flex was not tested in compiled layers; leave `compiled` out"),
+        ({"attention": "flex", "compiled": True}, "flex was not tested in compiled layers; remove `compiled`"),
         ({"attention": "flex", "tensor_parallel": 2}, "flex was not tested with weights that workers share"),
         (
             {"attention": "flex", "sequence_parallel": 2},
@@ -127,7 +127,7 @@ def test_adapters_that_read_sharded_weights_are_refused(kind: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("engine", "says"),
     [({"zero_stage": 3}, r"packs two weights into a byte, .* zero_stage 3 would cut; set engine\.zero_stage 2"),
-     ({"compiled": True}, "lora.quantised was not tested with engine.compiled; leave one of them out")],
+     ({"compiled": True}, "lora.quantised was not tested with engine.compiled; remove one of them")],
 )  # fmt: skip
 def test_engines_that_cannot_have_a_quantised_base(engine: dict[str, Any], says: str) -> None:
     settings = {"dataset": "d", "batch_size": 1, "max_length": 8, "optimizer": {"learning_rate": 1.0}}
@@ -181,7 +181,7 @@ HELD_OUT = {"dataset": "v", "every_steps": 2}
         ({"metric": "accuracy"}, "validation.metric is `accuracy`; these settings measure loss$"),
         ({"metric": "far/loss"}, "validation.metric is `far/loss`; these settings measure loss$"),
         ({"also": {"far": {"dataset": "f"}}, "metric": "near/loss"}, "these settings measure loss, far/loss$"),
-        ({"also": {"a.b": {"dataset": "f"}}}, "validation.also: `a.b` is no name of letters"),
+        ({"also": {"a.b": {"dataset": "f"}}}, "validation.also: `a.b` is not a name of letters"),
         ({"also": {"far": {"dataset": "f", "every_steps": 1}}}, "Extra inputs are not permitted"),
     ],
 )

@@ -205,12 +205,12 @@ for _ in range(300):
         (
             "conversations",
             {"messages": BOTH, "conversations": [USER, {**FOUR, "content": "5"}]},
-            "`messages` and `conversations` are two conversations: leave one out",
+            "`messages` and `conversations` are two conversations: remove one",
         ),
         (
             "conversations",
             {"messages": BOTH, "prompt": "x", "completion": "y"},
-            "`messages` and `prompt` with `completion` are two conversations: leave one out",
+            "`messages` and `prompt` with `completion` are two conversations: remove one",
         ),
         (
             "conversations",
@@ -221,7 +221,7 @@ for _ in range(300):
         (
             "conversations",
             {"messages": [{**USER, "content": [{"type": "text", "text": None}]}, FOUR]},
-            "`messages[0].content` has a part of the type 'text' whose `text` is no text",
+            "`messages[0].content` has a part of the type 'text' whose `text` is not text",
         ),
         (
             "conversations",
@@ -293,12 +293,12 @@ for _ in range(300):
         (
             "conversations",
             {"messages": BOTH, "tools": [{"name": "add"}], "functions": [{"name": "add"}]},
-            "the row has both `tools` and `functions`: leave one out, such as by `columns`",
+            "the row has both `tools` and `functions`: remove one, such as by `columns`",
         ),
         (
             "conversations",
             {"messages": [USER, {**FOUR, "tool_calls": "no"}]},
-            "`messages[1].tool_calls` is text that is no JSON",
+            "`messages[1].tool_calls` is text that is not valid JSON",
         ),
         (
             "conversations",
@@ -308,7 +308,7 @@ for _ in range(300):
         (
             "conversations",
             {"conversations": [{"from": "human", "value": "x"}, {"from": "function_call", "value": "add(2)"}]},
-            "`conversations[1].tool_calls` is text that is no JSON",
+            "`conversations[1].tool_calls` is text that is not valid JSON",
         ),
         (
             "conversations",

@@ -186,7 +186,7 @@ def test_a_column_called_unused_is_left_out() -> None:
             "preferences",
             {"chosen": "Human: a", "rejected": "Human: b"},
             {},
-            "no column `prompt`, and `chosen` is no list of messages that begins with it; it has chosen, rejected",
+            "no column `prompt`, and `chosen` is not a list of messages that begins with it; it has chosen, rejected",
         ),
         *(
             ("stepwise", {"input": before, "label": after}, {}, message)
@@ -253,7 +253,7 @@ def test_a_column_called_unused_is_left_out() -> None:
             "conversations",
             {"messages": [USER, {**FOUR, "tool_calls": [{"name": "add", "arguments": "a"}]}]},
             {},
-            "`messages[1].tool_calls` [0]: the arguments are text that is no JSON",
+            "`messages[1].tool_calls` [0]: the arguments are text that is not valid JSON",
         ),
         (
             "conversations",

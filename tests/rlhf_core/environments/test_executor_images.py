@@ -177,7 +177,7 @@ def test_replies_that_are_not_chosen_are_joined_by_tokens_and_images(
         ("invents", r"it sent the policy the image [1, 0], which does not exist"),
         ("shows_many", "it has 3 images, more than rollout.max_images=2"),
         ("names_a_file", "a message has `images`: show each as a part of its `content`"),
-        ("shows_text", "is no image that can be read"),
+        ("shows_text", "is not an image that can be read"),
     ],
 )
 def test_what_a_process_cannot_claim(

@@ -79,7 +79,7 @@ def test_an_object_for_each_episode_and_what_it_says(hostile: FunctionHost) -> N
             "returns_another_key",
             "step() returned 'message'; what is read are `messages`, `reward`, `done`, `max_tokens`",
         ),
-        ("returns_an_object", "TypeError: object is no text, number, list, mapping or image"),
+        ("returns_an_object", "TypeError: object is not a text, number, list, mapping or image"),
         ("answers_at_length", "it answered with more than 1 MiB of text, or 64 MiB with images"),
         ("crashes", "its process was ended by signal 11 (SIGSEGV), a crash in compiled code"),
         ("closes_everything", "before it answered, its process ended with status 1"),

@@ -167,10 +167,10 @@ def test_the_policy_cannot_plant_a_reward_or_a_test(harbor: HarborHost, task: Pa
         ("echo 1 > /logs/verifier/reward.txt; echo '{\"reward\": 0}' > /logs/verifier/reward.json", 1.0),
         ("echo 1 > /logs/verifier/reward.txt; exit 1", 1.0),
         ("exit 3", "its tests ended with status 3 and wrote neither"),
-        ("echo high > /logs/verifier/reward.txt", "wrote 'high' to .*reward.txt, which is no finite number"),
+        ("echo high > /logs/verifier/reward.txt", "wrote 'high' to .*reward.txt, which is not a finite number"),
         ("echo nan > /logs/verifier/reward.txt", "no finite number"),
-        ("echo '{' > /logs/verifier/reward.json", "which is no JSON"),
-        ("echo '[1]' > /logs/verifier/reward.json", "which is no mapping of rewards"),
+        ("echo '{' > /logs/verifier/reward.json", "which is not valid JSON"),
+        ("echo '[1]' > /logs/verifier/reward.json", "which is not a mapping of rewards"),
         ("echo '{\"a\": 1, \"b\": 2}' > /logs/verifier/reward.json", "with a, b, none of them `reward`"),
     ],
 )  # fmt: skip
@@ -252,9 +252,9 @@ def test_what_is_no_task_is_refused(harbor: HarborHost, task: Path, tmp_path: Pa
             DatasetConfig.model_validate({"format": "prompts", "source": {"type": "harbor", "folder": "empty"}}),
             tmp_path,
         )
-    with pytest.raises(RecipeError, match="it is no task of Harbor"):
+    with pytest.raises(RecipeError, match="it is not a task of Harbor"):
         harbor.of_row({"id": "x", "prompt": []})
-    with pytest.raises(RecipeError, match="`harbor` is no task of Harbor"):
+    with pytest.raises(RecipeError, match="`harbor` is not a task of Harbor"):
         harbor.of_row({"id": "x", "prompt": [], "harbor": {"environment": {"a": "?"}}})
     (task / "environment" / "Dockerfile").write_text("FROM debian\nUSER agent\n")
     with pytest.raises(RecipeError, match="`USER agent` of the Dockerfile needs an image"):

@@ -106,7 +106,7 @@ def test_one_server_may_be_shared_and_is_started_again(tmp_path: Path) -> None:
     [
         ("die", "did not answer to a call of `die`: MCPError"),
         ("hang", "did not answer to a call of `hang` within 3 s"),
-        pytest.param("babble", "wrote a line that is no message", marks=pytest.mark.endurance("mutations")),
+        pytest.param("babble", "wrote a line that is not a message", marks=pytest.mark.endurance("mutations")),
     ],
 )
 def test_a_server_that_fails_fails_the_episode_with_the_reason(tmp_path: Path, name: str, reason: str) -> None:
@@ -129,7 +129,7 @@ def test_a_server_that_fails_fails_the_episode_with_the_reason(tmp_path: Path, n
     [
         ("hang", "did not introduce itself within 1 s"),
         ("die", "did not introduce itself: "),
-        ("babble", "wrote a line that is no message"),
+        ("babble", "wrote a line that is not a message"),
     ],
 )
 def test_a_server_that_does_not_start(tmp_path: Path, wrong: str, reason: str) -> None:

@@ -351,7 +351,7 @@ def test_addresses_and_headers_come_from_variables(
 @pytest.mark.parametrize(
     ("given", "settings", "problem"),
     [
-        ({"id": "r", "prompt": []}, {}, r"row r: it is no row of NeMo Gym: name its request by `columns: {nemo_"),
+        ({"id": "r", "prompt": []}, {}, r"row r: it is not a row of NeMo Gym: name its request by `columns: {nemo_"),
         (row(), {"parser": None}, r"the row has tools: set the environment's `parser`"),
         (row(tools=[{"type": "function", "name": "verify"}]), {}, r"a tool `verify`, a name that the resource server"),
         (row(tools=[{"type": "function", "name": "../verify"}]), {}, r"tool name '../verify' is invalid in a URL:"),

@@ -240,7 +240,7 @@ def test_a_call_beyond_the_limits_is_refused_and_not_counted(
 
 def test_a_reply_under_a_structure_is_refused_unless_the_engines_sample_it() -> None:
     calls = calls_of([])
-    with pytest.raises(CallError, match=r"cannot be trained: leave it out, or set `rollout.structured_output`"):
+    with pytest.raises(CallError, match=r"cannot be trained: remove it, or set `rollout.structured_output`"):
         asyncio.run(calls.generate([1], options=CallOptions(structure="{}")))
     calls._rules = replace(calls._rules, structures_replies=True)
     calls._ask = refused

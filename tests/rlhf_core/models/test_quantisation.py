@@ -120,7 +120,7 @@ def test_a_base_that_is_not_rounded_is_refused(original: Path, folder: Path, tmp
 @pytest.mark.parametrize(
     ("settings", "says"),
     [({"num_experts_per_tok": 2}, "most weights of this model are in stacked experts, which are not quantised"),
-     ({"model_type": "idefics3", "vision_config": {}}, "models that read images are not quantised here; leave it out")],
+     ({"model_type": "idefics3", "vision_config": {}}, "models that read images are not quantised here; remove it")],
 )  # fmt: skip
 def test_models_that_are_not_quantised(settings: dict[str, object], says: str) -> None:
     assert (quantised_problem(settings) or "").startswith(says)

@@ -87,7 +87,7 @@ def refusals(folder: Path) -> list[str]:
         (without("-"), {"vocab_size": 32}, f"{EMBEDDING} (31×16, expected 32×16)"),
         (without("-"), {"tie_word_embeddings": True}, "config.json makes lm_head.weight one with model.embed_tokens.w"),
         (without("-"), {"hidden_size": 20, "head_dim": 4}, "of another shape are "),
-        (without("-"), {"model_type": "t5"}, "a model of model_type 't5' is no causal language model: take one that"),
+        (without("-"), {"model_type": "t5"}, "a model of model_type 't5' is not a causal language model: take one"),
         (without("-"), {"hidden_act": "sillu"}, "transformers cannot load a model with this config.json and these"),
         (without("-"), {"rope_parameters": {"rope_type": "yarm", "rope_theta": 1e4}}, "correct config.json, or fetch"),
         (without("-"), {"rope_parameters": {"rope_type": "default", "rope_theta": None}}, "correct config.json, or f"),

@@ -106,7 +106,7 @@ def test_without_the_harness_the_command_that_installs_it_is_named(
         (TASK, ("benchmark.task_folder=taks",), "benchmark.task_folder: taks: this folder is not there"),
         ("- words\n", (), "words.yaml: a task file must be a mapping"),
         ("task: [words\n", (), "words.yaml: .*flow sequence"),
-        (TASK, ("gate.better.acc.scorer=acc",), "scorer: `acc` is no score of `benchmark`: write TASK.METRIC"),
+        (TASK, ("gate.better.acc.scorer=acc",), "scorer: `acc` is not a score of `benchmark`: write TASK.METRIC"),
         (TASK, ("gate.better.acc.completions=sampled",), "`benchmark` has one completion of each prompt"),
         (TASK, ("benchmark.max_tokens=64",), "max_tokens=64 leaves no room for a prompt in rollout.max_length=64"),
         (TASK, ("benchmark.tasks=[words, words]",), "tasks names one twice"),

@@ -121,7 +121,7 @@ def mixed(weights: tuple[float, float], stop: str = "first_exhausted", *, again:
         ),
         (
             both(put("data", "prompts", "columns", value={"id": "answer"})),
-            "data.prompts.columns: `id` is made of the content of a row: leave it out, or call the column `unused`",
+            "data.prompts.columns: `id` is made of the content of a row: remove it, or call the column `unused`",
         ),
         (
             put("data", "talks", "source", "paths", value=["x" * 300 + ".jsonl"]),
@@ -333,7 +333,7 @@ OVERLAP = (
         (
             {"talks": {"exclude": ["prompts"]}},
             [
-                "data.talks: all 1 rows occur in prompts, which it excludes: give it others, or leave `exclude` out",
+                "data.talks: all 1 rows occur in prompts, which it excludes: give it others, or remove `exclude`",
             ],
         ),
         ({"prompts": {"limit": 1}}, []),  # only the job knows which row is left

@@ -59,7 +59,7 @@ DPO = {"stage": "preference", "dataset": "pairs", "model": "sft", "batch_size": 
     [
         (
             put("data", "talks", "source", "paths", value=["talks.jsonl", "./talks.jsonl"]),
-            ["data.talks: talks.jsonl is named 2 times, so that its rows are read as often"],
+            ["data.talks: talks.jsonl is named 2 times, so its rows are read as often"],
         ),
         (
             both(
@@ -164,7 +164,7 @@ def stepwise(*labels: list[float]) -> Change:
         (stepwise([1, 0]), ["judge.dataset: `steps` has the rows of one prompt, and of the prompts some are held out"]),
         (both(stepwise([1, 0], [1, 1]), put("judge", "separator", value="a"),
               put("rl", "ppo", "rewards", "judge", "separator", value="a")),
-         ["judge.dataset: steps.jsonl line 1: steps[0] holds the separator 'a', so that it would be read as several"]),
+         ["judge.dataset: steps.jsonl line 1: steps[0] holds the separator 'a', so it would be read as several"]),
         (both(stepwise([1, 0], [1, 1]), put("judge", "separator", value="\n\n")),
          ["rl.ppo.rewards.judge: the model was trained on steps that end with '\\n\\n', and is to be read"]),
         (both(stepwise([1, 0], [1, 1]), put("judge", "max_length", value=6)),
@@ -204,7 +204,7 @@ def test_rows_that_are_not_at_hand_are_tested_on_what_they_train(problems: Probl
         recipe["data"]["prompts"] = {"format": "prompts", "source": source}
 
     (problem,) = problems(change)
-    assert problem.startswith("evaluation.dataset: `prompts` is what rl.dataset trains on, so that the scores would")
+    assert problem.startswith("evaluation.dataset: `prompts` is what rl.dataset trains on, so the scores would")
 
 
 def test_an_evaluation_needs_a_model(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ TOOLS = {"type": "tools", "parser": "hermes", "tools": {"python": {"type": "pyth
                 "environment",
                 value={"type": "by_row", "choices": {"t": {"type": "retry"}, "u": {"type": "retry"}}},
             ),
-            ["rl.environment.choices.u: no row that could be read names it, so that it may never be played"],
+            ["rl.environment.choices.u: no row that could be read names it, so it may never be played"],
         ),
     ],
 )

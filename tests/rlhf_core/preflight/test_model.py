@@ -113,7 +113,7 @@ def _link_to_nothing(folder: Path) -> None:
     [
         (
             lambda folder: (folder / "config.json").unlink(),
-            "base.source.path: model: there is no config.json in this folder, so it is no model folder",
+            "base.source.path: model: there is no config.json in this folder, so it is not a model folder",
         ),
         (
             config(model_type="gpt_neox"),
@@ -132,7 +132,7 @@ def _link_to_nothing(folder: Path) -> None:
             "transformers has no language model of its model_type",
         ),
         (lambda folder: (folder / "model.safetensors").write_bytes(b""), "model: model.safetensors is empty"),
-        (_link_to_nothing, "model: model.safetensors is no file, or a link to one that is not there: fetch"),
+        (_link_to_nothing, "model: model.safetensors is not a file, or a link to one that is not there: fetch"),
         (
             lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
             "model: there are no weights in this folder: model.safetensors, or model.safetensors.index.json with its "
@@ -148,7 +148,7 @@ def _link_to_nothing(folder: Path) -> None:
             index({"a": "m-1.safetensors"}),
             "model: of the weights, m-1.safetensors that model.safetensors.index.json names",
         ),
-        (index({"a": "../m.safetensors"}), "names `../m.safetensors`, which is no *.safetensors file of this folder"),
+        (index({"a": "../m.safetensors"}), "names `../m.safetensors`, which is not a *.safetensors file of this"),
         (index({}), "model: model.safetensors.index.json has no `weight_map` of tensors to files"),
         (index({"a": "model.safetensors"}), "index.json says that a is in model.safetensors, which has no such tensor"),
         (cut("model.safetensors", 2000), "model.safetensors is damaged, or was not copied whole: fetch it again"),
@@ -166,7 +166,7 @@ def _link_to_nothing(folder: Path) -> None:
         (tokenizer_file("tokenizer.json", added_tokens=None), "tokenizer.json has no list `added_tokens`: fetch it"),
         (
             tokenizer_file("tokenizer.json", added_tokens=[{"content": "a"}]),
-            "tokenizer.json: `added_tokens[0]` is no object with a whole number `id` and a text `content`",
+            "tokenizer.json: `added_tokens[0]` is not an object with a whole number `id` and a text `content`",
         ),
         (tokenizer_file("tokenizer.json", model={}), "tokenizer.json has no `model` with a `vocab`: fetch it again"),
         (
@@ -179,7 +179,7 @@ def _link_to_nothing(folder: Path) -> None:
         ),
         (config(quantization={"bits": 4}), "model: the weights are quantised; give the full ones"),
         (config(quantization_config={}), "model: the weights are quantised; give the full ones"),
-        (config(auto_map=None), "config.json: `auto_map` is no object: remove it"),
+        (config(auto_map=None), "config.json: `auto_map` is not an object: remove it"),
         (config(return_dict=False), "config.json: `return_dict` is false, and training reads the outputs by name"),
         (config(rope_parameters={"rope_theta": math.nan}), "config.json: rope_parameters.rope_theta is NaN"),
         (config(rms_norm_eps=-1e-6), "config.json: rms_norm_eps is -1e-06; it must be from 0 to 1: correct it"),
@@ -196,10 +196,10 @@ def _link_to_nothing(folder: Path) -> None:
             sampling(eos_token_id=[1, 500]),
             "generation_config.json: eos_token_id is 500, but the vocabulary ends at 101",
         ),
-        (sampling(pad_token_id="x"), "generation_config.json: pad_token_id is 'x', which is no token: correct it"),
+        (sampling(pad_token_id="x"), "generation_config.json: pad_token_id is 'x', which is not a token: correct it"),
         (
             sampling(temperature="hot"),
-            "generation_config.json: temperature is 'hot', which is no number: correct it or",
+            "generation_config.json: temperature is 'hot', which is not a number: correct it or",
         ),
         (
             lambda folder: (folder / "adapter_config.json").write_text("{}"),

@@ -76,7 +76,7 @@ def calibrated(row: dict[str, Any] | None = None, **settings: Any) -> Change:
         ),
         (
             both(rewarded(), calibrated({"verdicts": {"left": True}})),
-            "calibration.dataset: labelled.jsonl line 1: `verdicts.left` is no criterion",
+            "calibration.dataset: labelled.jsonl line 1: `verdicts.left` is not a criterion",
         ),
         (
             both(rewarded(), calibrated({"verdicts": None})),

@@ -67,9 +67,7 @@ def test_a_plan_says_what_it_did_not_try(recipe: Path) -> None:
     assert note == "rl.environment: no tests were tried, since the runtime `container` is of the nodes"
     for task in (recipe.parent / TASKS).iterdir():
         shutil.rmtree(task / "solution")
-    assert notes(recipe, "evaluation=null") == [
-        "rl.environment: no task has solution/solve.sh, so that no tests were tried"
-    ]
+    assert notes(recipe, "evaluation=null") == ["rl.environment: no task has solution/solve.sh, so no tests were tried"]
 
 
 def test_a_solution_may_read_files_beside_it(recipe: Path) -> None:

@@ -73,7 +73,7 @@ RETRY = put("rl", "environment", value={"type": "retry", "max_turns": 2})
          "rl.grpo.cross_entropy.least_reward is 4, and rewards are at most 3: no completion would be imitated"),
         (grpo(rewards={"j": {"type": "judge", "url": "http://127.0.0.1:9", "model": "m", "pattern": "(.)",
                              "template": "{{ completion }}", "verdicts": {"a": 1}}}),
-         "rl.grpo.rewards: all completions get the reward 1, so that nothing tells them apart: add another"),
+         "rl.grpo.rewards: all completions get the reward 1, so nothing tells them apart: add another"),
         (grpo(shaping={"clip": [-1, 0]}),
          "rl.grpo.shaping.clip is [-1, 0], rewards are from 0 to 1: all would be the same, and nothing would be"),
         (grpo(shaping={"clip": [-1, 0], "overlong": {"buffer": 2}}), []),

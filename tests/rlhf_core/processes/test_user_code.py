@@ -111,8 +111,8 @@ def test_a_traceback_names_the_files_of_the_recipe_and_not_their_copies(tmp_path
         ("class E:\n    async def step(self, reply):\n        yield {}", "E.step yields"),
         ("class E:\n    def reset(self, row):\n        yield 1\n    def step(self, reply): ...", "E.reset yields"),
         ("class E:\n    @staticmethod\n    def step(self, reply): ...", "E.step must take one argument beside `self`"),
-        ("class E:\n    step = 3", "E.step is no method: write `def step(self, …)`"),
-        ("class E:\n    step = property(lambda self: 3)", "E.step is no method"),
+        ("class E:\n    step = 3", "E.step is not a method: write `def step(self, …)`"),
+        ("class E:\n    step = property(lambda self: 3)", "E.step is not a method"),
         (
             "import abc\nclass E(abc.ABC):\n    @abc.abstractmethod\n    def step(self, reply): ...",
             "E is abstract, and no object of it can be made",

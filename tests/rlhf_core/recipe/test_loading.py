@@ -89,7 +89,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("rl.steps=", "`rl.steps` is empty: it must be a whole number"),
         ("rl.grpo.clip_low=", "`rl.grpo.clip_low` is empty: it must be a number, or leave the key out"),
         ("rl.grpo.clip_low=100", "is 100: it must be more than 0 and at most 1: no ratio is less than 0"),
-        ("rl.grpo.optimizer.learning_rate=.nan", "learning_rate=.nan`: NaN is no JSON: write a number, or null"),
+        ("rl.grpo.optimizer.learning_rate=.nan", "learning_rate=.nan`: NaN is not valid JSON: write a number, or null"),
         ("rl.grpo.optimizer.betas=[0.9]", "`rl.grpo.optimizer.betas` has too few entries: entry 2 is missing"),
         ("rl.grpo.optimizer.betas=[0, 0, 0]", "is the list [0, 0, 0]: it must have 2 entries"),
         ("rl.dataset=[a]", "`rl.dataset` is the list ['a']: it must be text"),
@@ -129,7 +129,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
             "`data.talks`: columns: `q` is read as prompt, completion: one column has one meaning",
         ),
         ("evaluation.scorers={a/b: {type: verifier}}", "'a/b' is not the name of a reward: up to 100 letters, digits"),
-        ("name=Big Name", "`name`: 'Big Name' is no name: write up to 100 lower-case letters"),
+        ("name=Big Name", "`name`: 'Big Name' is not a name: write up to 100 lower-case letters"),
     ],
 )  # fmt: skip
 def test_a_mistake_names_its_key_and_the_remedy(recipe: str, override: str, sentence: str) -> None:
@@ -219,7 +219,7 @@ def test_words_for_no_value_are_null_where_null_may_stand(recipe: str, word: str
 def test_a_section_without_content_is_told(tmp_path: Path) -> None:
     path = tmp_path / "empty.yaml"
     path.write_text(RECIPE + "sft:\n", encoding="utf-8")
-    assert load_recipe(str(path)).notes == ("sft is empty in the recipe, so it is no part of the run",)
+    assert load_recipe(str(path)).notes == ("sft is empty in the recipe, so it is not part of the run",)
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,9 @@ def test_an_unknown_key_is_one_mistake_although_the_key_that_is_meant_is_missing
     [
         ("small", "unknown recipe `small` (did you mean `small.yaml`?)"),
         ("mine", "unknown recipe `mine` (did you mean `mine/recipe.yaml`?)"),
-        (".", ". is no recipe: give the path of a .yaml file, or a name of `alignment recipes`"),
-        ("rows.jsonl", "rows.jsonl is no recipe: give the path of a .yaml file, or a name of `alignment recipes`"),
-        ("no/recipe", "no/recipe is no recipe: give the path of a .yaml file, or a name of `alignment recipes`"),
+        (".", ". is not a recipe: give the path of a .yaml file, or a name of `alignment recipes`"),
+        ("rows.jsonl", "rows.jsonl is not a recipe: give the path of a .yaml file, or a name of `alignment recipes`"),
+        ("no/recipe", "no/recipe is not a recipe: give the path of a .yaml file, or a name of `alignment recipes`"),
     ],
 )
 def test_a_path_that_is_no_recipe_names_the_file_beside_it(

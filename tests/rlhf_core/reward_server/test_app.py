@@ -200,7 +200,7 @@ def test_a_server_that_has_too_much_to_do_says_so(serving: Serving) -> None:
 def test_what_is_no_reward_model_is_refused(folder: Path, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
-    with pytest.raises(StageError, match="this is no reward model"):
+    with pytest.raises(StageError, match="this is not a reward model"):
         require_reward_model(tmp_path, normalize=True)
     (tmp_path / "config.json").write_text(json.dumps({**config, "reward_std": 0.0}))
     with pytest.raises(StageError, match="give --raw to serve them as they are"):

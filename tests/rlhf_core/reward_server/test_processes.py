@@ -122,8 +122,8 @@ def _architectures(folder: Path, names: object) -> None:
         (_cut, "model.safetensors is damaged, or was not copied whole: fetch it again"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "there is no tokenizer.json in this folder"),
         (lambda folder: _architectures(folder, ["LlamaForCausalLM"]), "its config.json names ['LlamaForCausalLM']"),
-        (lambda folder: _architectures(folder, [1]), "this is no reward model: its config.json names [1]"),
-        (lambda folder: _architectures(folder, 1), "this is no reward model: its config.json names 1"),
+        (lambda folder: _architectures(folder, [1]), "this is not a reward model: its config.json names [1]"),
+        (lambda folder: _architectures(folder, 1), "this is not a reward model: its config.json names 1"),
     ],
 )
 def test_a_folder_without_a_whole_reward_model_is_refused(

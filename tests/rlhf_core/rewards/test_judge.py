@@ -77,8 +77,8 @@ def test_verdicts_may_be_words(endpoint: Endpoint, judge: Callable[..., Reward])
     ("settings", "reply", "message"),
     [
         ({}, "I cannot say", "finds no verdict in 'I cannot say'"),
-        ({}, "Score: high", "the verdict 'high' is no number: give `verdicts`"),
-        ({}, "Score: nan", "the verdict 'nan' is no finite number"),
+        ({}, "Score: high", "the verdict 'high' is not a number: give `verdicts`"),
+        ({}, "Score: nan", "the verdict 'nan' is not a finite number"),
         ({"range": [0, 10]}, "Score: 11", "the verdict '11' is not from 0 to 10"),
         ({"verdicts": {"good": 1.0}}, "Score: bad", "the verdict 'bad' is none of good"),
         ({}, None, "answered without text"),
@@ -159,7 +159,7 @@ def test_a_judge_of_pairs_that_fails(endpoint: Endpoint, completions: dict[str, 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"margin": 0.5, "judge": {}}, "with `judge` the rewards do not decide: leave `margin` out"),
+        ({"margin": 0.5, "judge": {}}, "with `judge` the rewards do not decide: remove `margin`"),
         ({"judge": {"tie": "A"}}, "`first`, `second` and `tie` must be three different verdicts"),
         ({"judge": {"template": "{{ completion }}"}}, "the template names `completion`; there are prompt, first"),
         ({"judge": {"pattern": "A|B"}}, "the regular expression has no group"),

@@ -69,7 +69,7 @@ def test_an_adapter_folder_is_what_peft_reads() -> None:
         assert set(load_file(folder_of(weights) / "adapter_model.safetensors")) == set(state)
     assert (config["r"], config["lora_alpha"], config["target_modules"]) == (2, 8.0, ["q_proj", "up_proj"])
     with (
-        pytest.raises(WeightSyncError, match=r"`model.norm.weight` is no LoRA factor"),
+        pytest.raises(WeightSyncError, match=r"`model.norm.weight` is not a LoRA factor"),
         publication_of({"model.norm.weight": torch.ones(4)}, 1, lora=LoraConfig(rank=2)),
     ):
         pass

@@ -104,7 +104,7 @@ def test_failures_of_the_judge_are_bounded(endpoint: Endpoint, calibrate: Callab
         ({"verdicts": {}}, "the column `verdicts` must map criteria to true or false, this is {}"),
         (
             {"verdicts": {"rihgt": True}},
-            "`verdicts.rihgt` is no criterion (did you mean `right`?); there are right, polite",
+            "`verdicts.rihgt` is not a criterion (did you mean `right`?); there are right, polite",
         ),
         ({"verdicts": {"right": 1}}, "`verdicts.right` is 1, expected true or false"),
     ],

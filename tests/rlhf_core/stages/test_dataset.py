@@ -130,7 +130,7 @@ def test_bad_rows_are_dropped_on_request_and_counted_by_reason(tmp_path: Path) -
         "reasons": {
             "not JSON": 1, "no column `prompt`": 2, "not a JSON object": 1, "not UTF-8 text": 1,
             "`prompt` has an unknown role": 1, "`prompt` is not valid Unicode: it holds half a surrogate pair": 1,
-            "NaN or infinity is no JSON": 1,
+            "NaN or infinity is not valid JSON": 1,
         },
         "examples": [
             "d.jsonl line 2: not JSON (Expecting property name enclosed in double quotes, column 2): is it cut off?",

@@ -88,7 +88,7 @@ def test_a_share_is_held_out_and_the_other_dataset_has_no_prompt_of_it(tmp_path:
     assert len(held_out) == 20
     assert trained_on == {f"q{i}" for i in range(100)} - asked
     assert info["dropped"]["excluded"] == 2 * len(asked) == 200 - len(trained)
-    with pytest.raises(ValueError, match="share: `limit` says how many rows; leave one of them out"):
+    with pytest.raises(ValueError, match="share: `limit` says how many rows; remove one of them"):
         make(tmp_path, settings | {"share": 0.1, "limit": 3}, name="both")
 
 

@@ -153,9 +153,9 @@ def test_pairs_that_were_not_read_are_an_error(inputs: dict[str, Input], tmp_pat
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"reference": {"logprobs": ["a"], "model": "b"}}, "leave one of them out"),
+        ({"reference": {"logprobs": ["a"], "model": "b"}}, "remove one of them"),
         ({"reference": {"logprobs": ["a"], "offload": True}}, "reference.offload is for a reference that is run here"),
-        ({"reference": {"logprobs": ["a"]}, "losses": {"a": {"type": "cpo"}}}, "no loss has a reference: leave it out"),
+        ({"reference": {"logprobs": ["a"]}, "losses": {"a": {"type": "cpo"}}}, "no loss has a reference: remove it"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:

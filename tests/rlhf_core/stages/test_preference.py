@@ -146,7 +146,7 @@ def test_a_loss_without_a_reference_loads_none(inputs: dict[str, Input], tmp_pat
     ("settings", "message"),
     [
         ({"losses": {}}, "at least 1 item"),
-        ({"losses": {"a": {"type": "orpo"}}, "reference": {"model": "sft"}}, "no loss has a reference: leave it out"),
+        ({"losses": {"a": {"type": "orpo"}}, "reference": {"model": "sft"}}, "no loss has a reference: remove it"),
         ({"lora": {"rank": 4}, "reference": {"offload": True}}, "the policy's base with its adapter off"),
         (
             {"reference": {"engine": {"dtype": "bfloat16"}}},

@@ -207,7 +207,7 @@ def test_prompts_that_ask_the_same_with_other_answers_are_refused(inputs: dict[s
         ({"rewards": {}}, "at least 1 item"),
         ({"conversations": "t"}, "one of them"),
         ({"dataset": None}, "one of them"),
-        ({"max_length": 9}, "`rewards` has none of a model: leave it out"),
+        ({"max_length": 9}, "`rewards` has none of a model: remove it"),
         ({"rewards": {"whole": MODELS["whole"]}}, "max_length is missing"),
         ({"engine": ENGINE}, "engine is for models that read the completions, but there is no reward"),
         ({"seed": 3}, "seed: nothing is drawn at random here"),

@@ -111,7 +111,7 @@ def test_files_that_rows_name_are_read_from_their_folder(tmp_path: Path) -> None
 
 def test_a_bad_image_is_an_error_or_dropped_and_counted(tmp_path: Path) -> None:
     given = [*rows(2), {"prompt": "x", "image": "data:image/png;base64,QUJD"}]
-    with pytest.raises(StageError, match=r"data.d: d.jsonl line 3: `image` is no image that can be read"):
+    with pytest.raises(StageError, match=r"data.d: d.jsonl line 3: `image` is not an image that can be read"):
         made(tmp_path / "error", "prompts", given)
     output = made(tmp_path / "drop", "prompts", given, on_bad_row="drop")
     assert (output.metrics["rows"], output.metrics["bad_rows"]) == (2, 1)
@@ -472,7 +472,7 @@ def test_what_an_executor_shows_is_sampled_from_and_trained(
             {},
             r"turn 1: step\(\) returned a message that cannot be used: `images` has 0{64}, which is",
         ),
-        ({"images": ["../x"]}, {}, r"cannot be used: `images` has '../x', which is no SHA-256"),
+        ({"images": ["../x"]}, {}, r"cannot be used: `images` has '../x', which is not a SHA-256"),
         ({"images": 5}, {}, r"cannot be used: `images` is 5, and no list"),
         (
             {"name": "picture"},

@@ -202,7 +202,7 @@ def test_what_reads_text_alone_refuses_them(model: Input, prompts: Input, tmp_pa
     judge = reward_model(tmp_path / "judge", text, 0, 0.0, 1.0)
     taste = {"taste": {"type": "reward_model"}}
     inputs = {"model": model, "dataset": prompts}
-    with pytest.raises(StageError, match=r"row .* has images, and rewards.taste reads text alone: leave it out"):
+    with pytest.raises(StageError, match=r"row .* has images, and rewards.taste reads text alone: remove it"):
         run(tmp_path / "r", inputs | {"rewards.taste.model": judge}, no_cluster, rewards=taste)
     with pytest.raises(StageError, match="a message has images, but the model reads text alone"):
         run(tmp_path / "t", inputs | {"model": text}, no_cluster)

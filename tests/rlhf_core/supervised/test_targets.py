@@ -193,7 +193,7 @@ def test_steps_that_nobody_judged_are_read_and_not_trained() -> None:
 @pytest.mark.parametrize(
     ("steps", "separator", "message"),
     [
-        (["one", "two\none"], "\n", r"steps\[1\] holds the separator '\\n', so that it would be read as several"),
+        (["one", "two\none"], "\n", r"steps\[1\] holds the separator '\\n', so it would be read as several"),
         (["a", "b", "c"], "\n", "two steps end in one token, which has one reward"),
     ],
 )

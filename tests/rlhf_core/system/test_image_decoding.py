@@ -155,7 +155,7 @@ def test_the_high_byte_of_16_bits_is_kept_for_colour_as_for_grey() -> None:
 
 def test_what_only_the_decoding_finds_is_an_error_of_its_row(tmp_path: Path) -> None:
     content = png(8, 3, b"\1", (b"PLTE", bytes([*R, *G])), (b"tRNS", bytes([5] * 300)))  # of 256 colours at most
-    with pytest.raises(RowError, match="`image` is no image that can be read"):
+    with pytest.raises(RowError, match="`image` is not an image that can be read"):
         ImageReader(ImagesConfig(), None, tmp_path).read(content, "image")
     assert list(tmp_path.iterdir()) == []
 
@@ -183,6 +183,6 @@ def test_an_unknown_file_is_no_address_in_memory() -> None:
     with pytest.raises(RowError) as raised:
         ImageReader(ImagesConfig(), None).read(b"GIF89a", "images[2]")
     assert str(raised.value) == (
-        "`images[2]` is no image that can be read (its bytes are none of these): give PNG, JPEG, WEBP"
+        "`images[2]` is not an image that can be read (its bytes are none of these): give PNG, JPEG, WEBP"
     )
     assert reason_of(ValueError(f"cannot read {io.BytesIO()}\n")) == "cannot read <_io.BytesIO>"

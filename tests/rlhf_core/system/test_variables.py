@@ -106,7 +106,7 @@ def test_a_worker_that_could_not_run_anything_does_not_start(tmp_path: Path) -> 
         ("ALIGNMENT_RAY_CPUS", "0", "set it to the number of CPUs that Ray offers, from 1 to 4096"),
         ("ALIGNMENT_STACK_DIR", "{}/file", "is a file, not a folder: give another path"),
         ("ALIGNMENT_STORE", "store", "it must be an absolute path, such as"),
-        ("ALIGNMENT_STORE", "{}/x ", "it begins or ends with a space: leave that out"),
+        ("ALIGNMENT_STORE", "{}/x ", "it begins or ends with a space: remove that"),
         ("ALIGNMENT_WARM_SOCKET", f"/{'x' * 200}", "a socket's path has 107 bytes at most: give a shorter one"),
     ],
 )

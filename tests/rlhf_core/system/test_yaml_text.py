@@ -60,8 +60,8 @@ def test_each_place_has_its_own_copy_of_what_an_alias_repeats() -> None:
         ("a:\n  1: x", "line 2: not valid YAML: a key must be text: put it in quotes"),
         (": x", "line 1: not valid YAML: a key must be text: put it in quotes"),
         ("? [a]\n: x", "line 1: not valid YAML: a key must be text: put it in quotes"),
-        ("a: 1\nb: .inf", "Infinity is no JSON: write a number, or null"),
-        ("a: 1e999", "Infinity is no JSON: write a number, or null"),
+        ("a: 1\nb: .inf", "Infinity is not valid JSON: write a number, or null"),
+        ("a: 1e999", "Infinity is not valid JSON: write a number, or null"),
         ("a: " + "9" * 5000, "not valid YAML: Exceeds the limit (4300 digits) for integer string conversion"),
         ("a: !!python/object/apply:os.system [ls]", "line 1: not valid YAML: this tag is not read here: write a plain"),
         ("a: !!binary aGk=", "Object of type bytes is not JSON serializable"),
@@ -123,7 +123,7 @@ def test_a_bomb_of_aliases_takes_little_memory(text: str, sentence: str) -> None
     [
         ("a: ü\nb: é".encode("latin-1"), "line 1: not UTF-8 text (invalid start byte): save the file as UTF-8"),
         ("a: 1".encode("utf-16"), "line 1: not UTF-8 text (invalid start byte): save the file as UTF-8"),
-        (b"#" * (MAX_BYTES + 1), "this file is larger than 262144 bytes, so it is no recipe; name its data by paths"),
+        (b"#" * (MAX_BYTES + 1), "this file is larger than 262144 bytes, so it is not a recipe; name its data by"),
     ],
 )
 def test_a_file_that_is_no_text(tmp_path: Path, content: bytes, sentence: str) -> None:

@@ -149,7 +149,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_update_on_all(answe
             "mixtral",
             "workers would share layers of MixtralForCausalLM as moe_tp_experts, packed_colwise, for which",
         ),
-        ("gpt2", "transformers has no plan of how workers share the layers of GPT2LMHeadModel: leave it out"),
+        ("gpt2", "transformers has no plan of how workers share the layers of GPT2LMHeadModel: remove it"),
         ("phi3", "workers would share layers of Phi3ForCausalLM as colwise_gather_output, rowwise_split_input, for"),
         ("three heads", "2 workers cannot share 3 query heads (num_attention_heads) equally: set a number that div"),
     ],

@@ -145,5 +145,5 @@ def test_an_adapter_engine_sleeps_with_its_base_weights(served: Served) -> None:
 
 def test_full_weights_are_refused_by_an_engine_of_adapters(served: Served) -> None:
     _, engine = served
-    with pytest.raises(WeightSyncError, match="version 6 is no adapter"):
+    with pytest.raises(WeightSyncError, match="version 6 is not an adapter"):
         publish(engine, {"model.norm.weight": torch.ones(64)}, 6)
