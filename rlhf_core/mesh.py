@@ -74,7 +74,7 @@ def join_mesh(*, sequence: int, tensor: int, timeout: timedelta) -> Mesh:
     size, rank = dist.get_world_size(), dist.get_rank()
     replicas, rest = divmod(size, sequence * tensor)
     if rest or not replicas:
-        raise ValueError(f"{size} ranks are no whole number of replicas of sequence {sequence} x tensor {tensor} ranks")
+        raise ValueError(f"{size} ranks are not a multiple of a replica's, sequence {sequence} x tensor {tensor}")
     ranks = torch.arange(size).view(replicas, sequence, tensor)
     groups: dict[Axis, dist.ProcessGroup] = {}
     for dimension, axis in enumerate(get_args(Axis)):

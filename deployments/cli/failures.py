@@ -87,10 +87,7 @@ def _certificates(error: OSError) -> str | None:
             ssl.create_default_context(cafile=file)
         except OSError as load_error:
             if load_error.errno == error.errno:
-                return (
-                    f"{name} is {file}, which is not a file of certificates ({load_error.strerror}): correct or unset "
-                    "it"
-                )
+                return f"{name} is {file}, not a file of certificates ({load_error.strerror}): correct or unset it"
     return None
 
 

@@ -68,5 +68,5 @@ def read_pid(file: Path, remedy: str) -> int | None:
         return None
     text = read_text(file, remedy).strip()
     if not (text.isascii() and text.isdecimal() and 0 < int(text[:20]) < 2**31):
-        raise StackError(f"{file} holds `{one_line(text)[:80]}`, which is not a number of a process: {remedy}")
+        raise StackError(f"{file} holds `{one_line(text)[:80]}`, which is not a process ID: {remedy}")
     return int(text)

@@ -66,7 +66,7 @@ def drain(node: str, seconds: float) -> None:
         node, DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), "the node is taken away", deadline
     )
     if not accepted:
-        raise StageError(f"Ray does not drain the node {node}: {reason}")
+        raise StageError(f"Ray refused to drain the node {node}: {reason}")
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ def gate_of(manifest: Manifest) -> Gate:
     """Return the verdict in a manifest. Raises StoreError if the artifact is no gate."""
     names = GATES.get(manifest.kind)
     if names is None or not manifest.parents.keys() >= set(names):
-        raise StoreError(f"{manifest.ref} is a {manifest.kind} and no verdict of a gate")
+        raise StoreError(f"{manifest.ref} is a {manifest.kind}, not a gate's verdict")
     candidate, baseline = (manifest.parents[name] for name in names)
     return Gate(
         manifest.ref, candidate, baseline,

@@ -98,7 +98,7 @@ class Manifest(Config):
             if pure.is_absolute() or ".." in pure.parts:
                 raise ValueError(f"the file `{path}` would lead out of the artifact's folder")
             if path != pure.as_posix() or not pure.parts or "\0" in path:
-                raise ValueError(f"`{path}` is not a path of a file as it should be written")
+                raise ValueError(f"`{path}` is not a normalised path of a file")
             if path in taken:
                 raise ValueError(f"the file `{path}` is named twice, or is a folder too")
             taken.add(path)

@@ -49,9 +49,9 @@ def protect(store: Store, model: str, alias: str, *, protected: bool, by: str, r
     """
     alias_path(model, alias)
     if alias == CANDIDATE:
-        raise StoreError(f"{model}/{CANDIDATE} is what a passed gate moves, so it cannot be protected: protect another")
+        raise StoreError(f"gates must move {model}/{CANDIDATE}, so it cannot be protected: protect another alias")
     if not protected and is_blank(reason):
-        raise StoreError(f"without protection anyone moves {model}/{alias}: say why, by --reason")
+        raise StoreError(f"without protection anyone can move {model}/{alias}: give a reason by --reason")
     tagged = store.get_tagged(_path(model))
     before = Protection() if tagged is None else _parsed(model, tagged[0])
     if before.protects(alias) == protected:

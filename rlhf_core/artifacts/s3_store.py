@@ -255,7 +255,7 @@ class S3Store(Store):
         if (problem := client_problem(error, server)) is not None:
             return StoreError(problem)
         if isinstance(error, ParamValidationError):
-            return StoreError(f"{self.url}: `{self._bucket}` is not a name of a bucket: correct the store's URL")
+            return StoreError(f"{self.url}: `{self._bucket}` is not a valid bucket name: correct the store's URL")
         if isinstance(error, ResponseParserError) or (status is not None and not code.strip("0123456789")):
             return StoreError(f"what answers at {server} is not an S3 server: correct {variable} ({reason_of(error)})")
         if isinstance(error, ValueError):

@@ -167,8 +167,8 @@ def texts_marked(
         written = unmarked(render(tokenizer, texts, schemas, generation_prompt=asks))
         if written != render(tokenizer, messages, tools, generation_prompt=asks):
             raise ConversationError(
-                "a text holds a special token of the tokenizer, which the chat template does not write as it stands: "
-                "take it out of the row"
+                "a text holds a special token of the tokenizer, which the chat template does not render unchanged: "
+                "remove it from the row"
             )
     return texts, schemas
 

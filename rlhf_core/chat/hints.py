@@ -18,7 +18,7 @@ def append_to_prompt(messages: Sequence[Mapping[str, Any]], text: str) -> list[M
     """
     last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)
     if last is None:
-        raise ConversationError(f"the prompt has no message of the user, behind which {text[:40]!r} could be written")
+        raise ConversationError(f"the prompt has no user message to append {text[:40]!r} to")
     if IMAGE in text and "images" in messages[last]:
         raise ConversationError(f"{text[:40]!r} holds the character U+FFFC, which stands for an image in this prompt")
     return [*messages[:last], {**messages[last], "content": messages[last]["content"] + text}, *messages[last + 1 :]]

@@ -65,7 +65,9 @@ def check_url(url: str) -> None:
     try:
         (host or "").encode("idna")
     except UnicodeError as error:
-        raise ValueError(f"no host can be called {(host or '')[:80]!r}: each part of it has 1 to 63 signs") from error
+        raise ValueError(
+            f"no host can be called {(host or '')[:80]!r}: each part of it has 1 to 63 characters"
+        ) from error
     if parts["user"]:
         raise ValueError("the URL holds a user or password: remove it, and give a header by `header_variable`")
 

@@ -63,4 +63,4 @@ def record_batches(path: Path) -> Iterator[Any]:
         with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
             yield from stream
     except pa.ArrowInvalid as error:
-        raise StageError(f"{path}: is damaged, or no stream of Arrow ({reason_of(error)})") from error
+        raise StageError(f"{path} is damaged, or not an Arrow stream ({reason_of(error)})") from error

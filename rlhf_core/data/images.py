@@ -182,8 +182,8 @@ class _Images:
         if self._used < len(self._column_images):
             place, _ = self._column_images[self._used]
             raise RowError(
-                f"`{place}` has no place: the row's messages have {self._used} for {len(self._column_images)} images",
-                "an image has no place in the messages",
+                f"`{place}` has no placeholder: the messages have {self._used} for {len(self._column_images)} images",
+                "an image has no placeholder in the messages",
             )
 
     def _place(self, messages: list[Any], column: str) -> None:
@@ -199,7 +199,7 @@ class _Images:
             return
         first = next((place for place in _texts(messages) if _role(messages[place[0]]) == "user"), None)
         if first is None:
-            raise RowError(f"`{column}` has no text of the user, in front of which the row's images could be")
+            raise RowError(f"`{column}` has no user text to put the row's images in front of")
         index, key = first
         parts = [{"type": IMAGE_PART} for _ in self._column_images]
         messages[index][key] = [*parts, {"type": "text", "text": messages[index][key]}]

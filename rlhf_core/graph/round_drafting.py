@@ -44,7 +44,9 @@ class RoundDrafter(Drafter):
                 f"loop.prompts: `{self.loop.prompts}` has the format {prompts.format}, and a round needs prompts"
             )
         if ACCEPTED in stages:
-            raise RecipeError(f"`{ACCEPTED}` is what a loop calls the model accepted last: choose another name")
+            raise RecipeError(
+                f"`{ACCEPTED}` is reserved for the model that the loop accepted last: choose another name"
+            )
 
     def _add_result(self, name: str, role: Role | None, adapter: bool) -> None:
         super()._add_result(name, role, adapter)

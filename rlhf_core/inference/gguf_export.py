@@ -130,7 +130,7 @@ def _split(tokens: Mapping[str, Any], name: str) -> str:
     kinds = [split for split, known in _SPLITS.items() if known == steps]
     if tokens["model"]["type"] != "BPE" or not kinds:
         raise StageError(
-            f"{name}: its tokenizer has no form in GGUF here, which are byte pairs as of {', '.join(_SPLITS)}"
+            f"{name}: its tokenizer cannot be exported to GGUF; byte-pair tokenizers of {', '.join(_SPLITS)} can"
         )
     return kinds[0]
 

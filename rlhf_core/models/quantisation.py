@@ -103,7 +103,7 @@ def require_same_values(model: nn.Module, folder: Path) -> None:
         weight = stored.to(layer.weight.quant_state.dtype)
         if not torch.equal(_values(layer), weight) or not _computes_with(layer, weight):
             raise StageError(
-                f"{folder}: {name} is not what its quantised layer computes with, so engines and merges would "
+                f"{folder}: {name} differs from the dequantised weight of its layer, so engines and merges would "
                 "have other weights than the trainer: train on the result of a stage `quantise`"
             )
     if layers:

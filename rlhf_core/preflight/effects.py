@@ -20,15 +20,15 @@ def check_effects(recipe: Recipe, nodes: Mapping[str, Draft], samples: Mapping[s
     for name, by, on in _train_test_overlaps(recipe, nodes):
         if name in recipe.data and name not in compared and recipe.data[name].on_overlap == "error":
             yield (
-                f"{on}: `{name}` is what {by} trains on, so the scores would show what was learned by heart: test "
-                f"on another dataset, or set data.{name}.on_overlap to allow"
+                f"{on}: {by} trains on `{name}`, so the scores would measure memorisation: test on another dataset, or "
+                f"set data.{name}.on_overlap to allow"
             )
 
 
 def effect_notes(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[str]:
     """Yield notes on valid settings that are probably unintended."""
     for name, by, on in _train_test_overlaps(recipe, nodes):
-        yield f"`{name}` is trained on ({by}) and tested on ({on}): the scores will show what was learned by heart"
+        yield f"`{name}` is trained on ({by}) and tested on ({on}): the scores will measure memorisation"
     yield from _unused_datasets(recipe, nodes)
     yield from _unread_models(recipe, nodes)
     if not any(node.stage.writes == {Kind.EVALUATION} for node in nodes.values()):

@@ -74,7 +74,7 @@ def read_tests(row: Mapping[str, Any]) -> Tests:
         try:
             tests = json.loads(tests)
         except ValueError as error:
-            raise RewardError(f"`tests` begins as a list of JSON, and is none: {error}") from error
+            raise RewardError(f"`tests` begins like a JSON list, but is not valid JSON: {error}") from error
     if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
         tests = "\n".join(tests)
     if len(json.dumps([tests, prefix], default=str)) > _MOST_TESTS:

@@ -132,7 +132,7 @@ class RewardPipeline:
                 if len(rewards) != len(ends):
                     raise RewardError(
                         f"reward {name}, completion {index} ({trajectory.completion!r}): expected {len(ends)} step "
-                        f"rewards, given {len(rewards)}; steps are what is not blank between {separator!r}"
+                        f"rewards, given {len(rewards)}; steps are the non-blank parts between {separator!r}"
                     )
                 rewards_and_ends[index][0].index_add_(0, torch.tensor(ends), weight * torch.tensor(rewards))
                 rewards_and_ends[index][1][ends] = True

@@ -140,4 +140,4 @@ def test_files_of_certificates(variable: str, file: str, why: str, monkeypatch: 
     with pytest.raises(OSError) as caught:  # noqa: PT011 (of ssl, of three classes)
         ssl.create_default_context(cafile=file)
     assert caught.value.filename is None
-    assert str(explanation(caught.value)).startswith(f"{variable} is {file}, which is not a file of certificates")
+    assert str(explanation(caught.value)).startswith(f"{variable} is {file}, not a file of certificates")

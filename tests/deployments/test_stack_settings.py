@@ -98,7 +98,7 @@ def test_variables_that_are_none_are_refused(
         ("credentials.json", "{", "is not JSON .*: remove it"),
         ("credentials.json", '{"ray_token": 1}', "`ray_token` is 1, and it must be one of texts"),
         ("credentials.json", '{"ray_token": "\\n"}', "`ray_token` is "),
-        ("supervisord.pid", "xyz", "holds `xyz`, which is not a number of a process: write the number there that"),
+        ("supervisord.pid", "xyz", "holds `xyz`, which is not a process ID: write the number there that"),
         ("supervisord.pid", "9" * 5000, "holds `999"),
         ("supervisord.pid", "", "holds ``"),
     ],

@@ -147,13 +147,13 @@ class DatasetConfig(SeededConfig):
     @model_validator(mode="after")
     def _a_limit_is_one_number(self) -> DatasetConfig:
         if self.share is not None and self.limit is not None:
-            raise ValueError("share: `limit` says how many rows; remove one of them")
+            raise ValueError("share: `limit` sets the number of rows too; remove one of them")
         return self
 
     @model_validator(mode="after")
     def _stop_needs_a_mix(self) -> DatasetConfig:
         if self.stop != "first_exhausted" and not self.mix:
-            raise ValueError("stop: it says when a `mix` ends, and there is none; remove it")
+            raise ValueError("stop: it applies only to a `mix`; remove it")
         return self
 
     @model_validator(mode="after")

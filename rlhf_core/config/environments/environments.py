@@ -446,12 +446,10 @@ class ByRow(AnyEnvironment, ToleratesFailures):
         """Return the environment's name in the row. Raises RecipeError if it is none of the names."""
         names = ", ".join(self.choices)
         if (name := row.get(self.column)) is None:
-            raise RecipeError(f"the column `{self.column}` must name an environment, one of {names}: there is none")
+            raise RecipeError(f"the column `{self.column}` is missing: it names the row's environment, one of {names}")
         if not isinstance(name, str) or name not in self.choices:
             nearest = did_you_mean(str(name), self.choices)
-            raise RecipeError(
-                f"`{self.column}` is {name!r}, but there is no such environment{nearest}; there are {names}"
-            )
+            raise RecipeError(f"`{self.column}` is {name!r}, an unknown environment{nearest}; there are {names}")
         return name
 
     def parts(self) -> Mapping[str, EnvironmentConfig]:

@@ -407,6 +407,6 @@ def require_environment(rewards: Mapping[str, RewardConfig], section: str) -> No
     for name, reward in rewards.items():
         if isinstance(reward, EnvironmentReward):
             raise ValueError(
-                f"{section}.{name} is what an environment gives, but `environment` is single_turn, which gives "
-                "nothing: set an environment, or remove this"
+                f"{section}.{name} is the reward of an environment, but `environment` is single_turn, which has none: "
+                "set another environment, or remove this"
             )

@@ -89,7 +89,7 @@ class RewardRegressionConfig(SupervisedRewardConfig):
 
     def as_read(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         if any("reward" not in completion for completion in row["completions"]):
-            raise ConversationError("a completion has no `reward`, which is what is learned")
+            raise ConversationError("a completion has no `reward` to learn")
         rewards = [abs(completion["reward"]) for completion in row["completions"]]
         if (largest := max(rewards, default=0.0)) > LARGEST_REWARD:
             raise ConversationError(

@@ -70,5 +70,5 @@ def read_answered(row: Row, columns: Sequence[str]) -> tuple[list[Message], list
     stated = prompt_column(row) not in (None, *MESSAGE_COLUMNS)
     prompt = read_prompt(row) if stated or not before else before
     if before and prompt != before:
-        raise RowError(f"`prompt` is not what {named} {'answers' if len(columns) == 1 else 'answer'}")
+        raise RowError(f"`prompt` differs from the prompt in {named}")
     return prompt, list(texts)

@@ -153,7 +153,7 @@ def _with_system(row: Row, messages: list[Message]) -> list[Message]:
         return messages
     if messages[0]["role"] == "system":
         if messages[0]["content"] != text:
-            raise RowError("the column `system` is not what the first message, of the role system, says")
+            raise RowError("the column `system` differs from the first message, which is of the role system")
         return messages
     return [{"role": "system", "content": text}, *messages]
 

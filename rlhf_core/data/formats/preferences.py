@@ -84,7 +84,7 @@ def _split_prompt(row: Row) -> tuple[list[Message], Sequence[Completion]]:
     if not prompt or not all(rest and rest[0]["role"] == "assistant" for rest in rests):
         raise RowError("`chosen` and `rejected` do not answer the same prompt")
     if stated != prompt[: len(stated)]:
-        raise RowError("`prompt` is not what `chosen` and `rejected` answer")
+        raise RowError("`prompt` differs from the prompt in `chosen` and `rejected`")
     if max(map(len, rests)) > 1:
         return prompt, rests
     return prompt, [rest[0]["content"] for rest in rests]

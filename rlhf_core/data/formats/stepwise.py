@@ -79,7 +79,9 @@ def _listed(row: Row, column: str) -> list[Any] | tuple[Any, ...]:
         raise MissingColumnError(column, row)
     if not isinstance(value, list | tuple) or not value:
         shown = "has none" if isinstance(value, list | tuple) else f"is {type(value).__name__}"
-        raise RowError(f"`{column}` must be a list with one entry a step, this {shown}", f"`{column}` is no such list")
+        raise RowError(
+            f"`{column}` must be a list with one entry a step, this {shown}", f"`{column}` is not a list of steps"
+        )
     return value
 
 

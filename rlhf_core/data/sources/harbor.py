@@ -110,7 +110,7 @@ def _refuse(
     if environment.get("mcp_servers"):
         raise RowError("its environment has MCP servers, which are not supported in tasks")
     if verifier.get("environment_mode", "shared") != "shared":
-        raise RowError("its tests want a container of their own, which is not supported")
+        raise RowError("its tests require a container of their own, which is not supported")
     if sum(len(content) for part in files.values() for content in part.values()) > _MOST_BYTES:
         raise RowError(f"its files have more than {_MOST_BYTES // 2**20} MiB: put large ones into its image")
 

@@ -18,7 +18,7 @@ def _values(batch: Any, where: str) -> list[Row]:
         return [without_added_nulls(row) for row in batch.to_pylist()]
     except (ValueError, OverflowError, LookupError) as error:  # a date after the year 9999, a time zone that is none
         raise RowError(
-            f"{where}: a value has no meaning in Python ({reason_of(error)}): write its column as text"
+            f"{where}: a value cannot be converted to Python ({reason_of(error)}): write its column as text"
         ) from error
 
 

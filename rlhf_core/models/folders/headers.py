@@ -175,10 +175,7 @@ def _no_weights(folder: Path) -> str:
             "this is an adapter's folder (adapter_config.json), not a model's: merge the adapter into its model first"
         )
     if os.path.lexists(folder / WEIGHTS):
-        return (
-            f"{WEIGHTS} is not a file, or a link to one that is not there: fetch it again, and copy what links stand "
-            "for"
-        )
+        return f"{WEIGHTS} is not a file, or a broken link: fetch it again, and copy the files that links point to"
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
     shards = sorted(path.name for path in folder.glob("*.safetensors"))
     hint = f" ({', '.join(others[:3])} cannot be used: convert to safetensors)" if others else ""

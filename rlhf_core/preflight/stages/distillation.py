@@ -21,7 +21,7 @@ def check(config: DistillationConfig, node: Draft, context: CheckContext) -> Ite
 
 def _teachers(config: DistillationConfig, node: Draft, context: CheckContext) -> Iterator[str]:
     if node.inputs.get(TEACHER_INPUT) == node.inputs["model"] and config.cross_entropy_coefficient == 0:
-        yield f"{TEACHER_INPUT}: it is what the student starts from, so nothing would be learned: name another"
+        yield f"{TEACHER_INPUT}: the student starts from this model, so nothing would be learned: name another"
     student = context.models.get(node.name)
     for name in config.stored_inputs or (TEACHER_INPUT,):
         teacher = context.models.get(node.inputs[name])

@@ -212,7 +212,7 @@ class TestChampion:
         move(self.store, self.models["b"], "champion", gate=passed, approved_by="eve")
 
     def test_protection_is_of_the_store(self) -> None:
-        with pytest.raises(StoreError, match="say why, by --reason"):
+        with pytest.raises(StoreError, match="give a reason by --reason"):
             protect(self.store, MODEL, "champion", protected=False, by="ann", reason=" ")
         assert protect(self.store, MODEL, "best", protected=True, by="ann", reason="")
         assert not protect(self.store, MODEL, "best", protected=True, by="ann", reason="")
@@ -220,7 +220,7 @@ class TestChampion:
         move(self.store, self.models["b"], "champion")
         with pytest.raises(StoreError, match="bot/best is protected"):
             move(self.store, self.models["b"], "best")
-        with pytest.raises(StoreError, match="is what a passed gate moves"):
+        with pytest.raises(StoreError, match="gates must move"):
             protect(self.store, MODEL, "candidate", protected=True, by="ann", reason="")
         changes = read_protection(self.store, MODEL).changes
         assert [(each.alias, each.protected, each.reason) for each in changes] == [

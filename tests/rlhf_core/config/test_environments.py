@@ -53,7 +53,7 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
         ({"environment": {"type": "function", "path": "game.py", "class": "Game"}}, "class"),
         (
             {"environment": {"type": "single_turn"}, "grpo": {"rewards": {"e": {"type": "environment"}}}},
-            "grpo.rewards.e is what an environment gives, but `environment` is single_turn",
+            "grpo.rewards.e is the reward of an environment, but `environment` is single_turn",
         ),
         ({"environment": {"type": "retry", "pattern": "("}}, "not a regular expression"),
         ({"environment": {"type": "retry", "pattern": "a"}}, "the regular expression has no group"),
@@ -91,7 +91,7 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
         ),
         (
             {"environment": {"type": "single_turn"}, "grpo": {}, "monitors": {"e": {"type": "environment"}}},
-            "monitors.e is what an environment gives, but `environment` is single_turn",
+            "monitors.e is the reward of an environment, but `environment` is single_turn",
         ),
         (
             {
@@ -103,7 +103,7 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
                     "also": {"games": {"dataset": "d", "scorers": {"e": {"type": "environment", "threshold": 1.0}}}},
                 },
             },
-            "validation.also.games.scorers.e is what an environment gives",
+            "validation.also.games.scorers.e is the reward of an environment",
         ),
         ({"monitors": {"e": {"type": "environment", "weight": 2.0}}}, "a scorer is never summed with another"),
         (

@@ -160,7 +160,7 @@ def test_dapo_filters_unless_it_is_told_not_to() -> None:
         ({"url": "a.b:80/score"}, "the URL must begin with http:// or https://"),
         ({"url": "https://"}, "name a host"),
         ({"url": "http://me:secret@a.b"}, "the URL holds a user or password"),
-        ({"url": "http://a..b/score"}, "no host can be called 'a..b': each part of it has 1 to 63 signs"),
+        ({"url": "http://a..b/score"}, "no host can be called 'a..b': each part of it has 1 to 63 characters"),
     ],
 )
 def test_a_reward_server_has_one_url_without_secrets(settings: dict[str, Any], message: str) -> None:

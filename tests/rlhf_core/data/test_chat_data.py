@@ -313,7 +313,7 @@ for _ in range(300):
         (
             "conversations",
             {"messages": [SYSTEM, *BOTH], "system": "Be long."},
-            "the column `system` is not what the first message",
+            "the column `system` differs from the first message",
         ),
         (
             "conversations",
@@ -358,7 +358,7 @@ for _ in range(300):
         (
             "preferences",
             {"prompt": "3+3?", "chosen": [USER, FOUR, AGAIN, FOUR], "rejected": [USER, FIVE]},
-            "`prompt` is not what `chosen` and `rejected` answer",
+            "`prompt` differs from the prompt in `chosen` and `rejected`",
         ),
         ("preferences", {"prompt": "x", "chosen": "a", "rejected": " "}, "`rejected` is empty"),
         (

@@ -164,7 +164,7 @@ def test_no_stream_is_left_out(tmp_path: Path, ending: str) -> None:
 def test_a_time_zone_that_nothing_knows(tmp_path: Path) -> None:
     table = pa.table({"a": ["x"], "when": pa.array([1], pa.timestamp("us", tz="Mars/Olympus"))})
     parquet.write_table(table, tmp_path / "d.parquet")
-    with pytest.raises(RowError, match=r"^d\.parquet rows 0 to 0: a value has no meaning in Python \(.*Mars/Olympus"):
+    with pytest.raises(RowError, match=r"^d\.parquet rows 0 to 0: a value cannot be converted to Python"):
         list(iterate_file(str(tmp_path / "d.parquet"), "d.parquet"))
 
 

@@ -144,7 +144,7 @@ def test_images_keep_their_places_and_a_picture_in_memory_its_pixels(reader: Ima
         ({"prompt": "x", "images": [7]}, "is not an image: give a file's bytes"),
         ({"prompt": "x", "image": RED, "images": [RED]}, "the row has both `images` and `image`"),
         (user({"type": "image"}, TEXT), r"`prompt\[0\].content\[0\]` is an image without content, and the row has 0"),
-        ({**user({"type": "image"}), "images": [RED, RED]}, r"`images\[1\]` has no place: the row's messages have 1"),
+        ({**user({"type": "image"}), "images": [RED, RED]}, r"`images\[1\]` has no placeholder: the messages have 1"),
         ({"prompt": "<image><image>x", "images": [RED]}, "is an image without content, and the row has 1"),
         (user({"type": "image", "image": RED}, {"type": "text", "text": IMAGE}), "holds the character U\\+FFFC"),
         (user({"type": "video", "video": RED}), "a part of the type 'video': rows have text alone"),

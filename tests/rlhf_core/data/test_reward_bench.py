@@ -41,7 +41,7 @@ def test_conversations_and_rows_without_a_subset_are_read() -> None:
         ({"rejected": []}, "`rejected` has no completion"),
         ({"chosen": None}, "no column `chosen`"),
         ({"subset": " "}, "`subset` is empty"),
-        ({"chosen": [{"role": "user", "content": "3 + 1?"}, {"role": "assistant", "content": "4"}]}, "`prompt` is not"),
+        ({"chosen": [{"role": "user", "content": "3 + 1?"}, {"role": "assistant", "content": "4"}]}, "`prompt`"),
     ],
 )
 def test_a_row_that_ranks_nothing_is_refused(changes: dict[str, Any], message: str) -> None:

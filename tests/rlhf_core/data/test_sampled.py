@@ -154,5 +154,5 @@ def test_a_reward_is_asked_for_behind_the_last_message_of_the_user() -> None:
     assert asked["answer"] == "4"
     assert asked["id"] != "r"
     assert given["prompt"][2] == QUESTION[0]
-    with pytest.raises(StageError, match="row r: the prompt has no message of the user"):
+    with pytest.raises(StageError, match="row r: the prompt has no user message"):
         with_reward({"id": "r", "prompt": prompt[3:]}, 1.0, text="{reward}", decimals=0)

@@ -165,7 +165,7 @@ def test_a_round_without_enough_prompts_is_refused_before_its_first_job(tmp_path
         (["evaluation.models=[dpo]"], "loop.gate.evaluation: `evaluation` does not evaluate `accepted`: add it to"),
         (["loop.gate.scorer=exakt"], "loop.gate.scorer: `evaluation` has no scorer `exakt`; it has exact"),
         (["loop.gate.completions=sampled"], "loop.gate.completions: `evaluation` samples none: raise"),
-        (["accepted={stage: artifact, ref: a/b}"], "`accepted` is what a loop calls the model accepted last"),
+        (["accepted={stage: artifact, ref: a/b}"], "`accepted` is reserved for the model that the loop accepted last"),
         (["loop="], "sampled.model: no stage `accepted` makes a model"),
     ],
 )

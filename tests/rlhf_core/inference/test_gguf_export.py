@@ -103,7 +103,7 @@ def test_what_gguf_has_no_form_for_is_refused(repository: ArtifactRepository, tm
     scaled = LlamaConfig(**SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
     cases = {
         "scales its rotary positions": made(tmp_path / "scaled", scaled),
-        "its tokenizer has no form in GGUF": made(tmp_path / "words", EXPORTED["llama"], splits="words"),
+        "its tokenizer cannot be exported to GGUF": made(tmp_path / "words", EXPORTED["llama"], splits="words"),
         "is a GPT2LMHeadModel, and GGUF is written": made(
             tmp_path / "gpt2", GPT2Config(n_layer=1, n_embd=32, n_head=2)
         ),

@@ -29,8 +29,7 @@ def notes(folder: Path, change: Change | None = None) -> list[str]:
 
 def test_what_is_allowed_and_probably_not_meant_is_told(tmp_path: Path) -> None:
     by_heart = (
-        "`prompts` is trained on (rl.dataset) and tested on (evaluation.dataset): the scores will show what was "
-        "learned by heart"
+        "`prompts` is trained on (rl.dataset) and tested on (evaluation.dataset): the scores will measure memorisation"
     )
     unused = "no stage reads data.unused"
     assert notes(tmp_path) == [by_heart, unused]
@@ -181,7 +180,7 @@ def test_step_labels_are_looked_at_before_a_job(problems: Problems, change: Chan
     ("rewards", "expected"),
     [
         ([1, 2, 3], []),
-        ([1, None, 2], ["judge.dataset: steps.jsonl line 2: a completion has no `reward`, which is what is"]),
+        ([1, None, 2], ["judge.dataset: steps.jsonl line 2: a completion has no `reward` to learn"]),
     ],
 )
 def test_rewards_are_looked_at_before_a_job(problems: Problems, rewards: list[Any], expected: list[str]) -> None:
@@ -204,7 +203,7 @@ def test_rows_that_are_not_at_hand_are_tested_on_what_they_train(problems: Probl
         recipe["data"]["prompts"] = {"format": "prompts", "source": source}
 
     (problem,) = problems(change)
-    assert problem.startswith("evaluation.dataset: `prompts` is what rl.dataset trains on, so the scores would")
+    assert problem.startswith("evaluation.dataset: rl.dataset trains on `prompts`, so the scores would")
 
 
 def test_an_evaluation_needs_a_model(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_what_cannot_show_images_plays_the_rows_without_beside_others_with_them(
 
 def test_rows_whose_environment_there_is_not_are_one_problem(problems: Problems) -> None:
     assert [each[:60] for each in problems(playing("openrlhf", row="singel"))] == [
-        "rl.environment: `environment` is 'singel', but there is no such environment (did you mean `single`?)"[:60]
+        "rl.environment: `environment` is 'singel', an unknown environment (did you mean `single`?)"[:60]
     ]
 
 

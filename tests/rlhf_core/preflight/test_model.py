@@ -132,7 +132,7 @@ def _link_to_nothing(folder: Path) -> None:
             "transformers has no language model of its model_type",
         ),
         (lambda folder: (folder / "model.safetensors").write_bytes(b""), "model: model.safetensors is empty"),
-        (_link_to_nothing, "model: model.safetensors is not a file, or a link to one that is not there: fetch"),
+        (_link_to_nothing, "model: model.safetensors is not a file, or a broken link: fetch"),
         (
             lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
             "model: there are no weights in this folder: model.safetensors, or model.safetensors.index.json with its "

@@ -84,7 +84,7 @@ pytestmark = pytest.mark.parts
                 file("prompts.jsonl", json.dumps({"prompt": "a", "environment": "rety"})),
                 put("rl", "environment", value={"type": "by_row", "choices": {"retry": {"type": "retry"}}}),
             ),
-            "rl.environment: `environment` is 'rety', but there is no such environment (did you mean `retry`?); there "
+            "rl.environment: `environment` is 'rety', an unknown environment (did you mean `retry`?); there "
             "are retry (prompts.jsonl line 1 in `data.prompts`)",
         ),
         (

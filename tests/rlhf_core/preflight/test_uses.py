@@ -255,7 +255,7 @@ KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
               put("data", "held_out", value=HELD_OUT), put("student", "validation", value=VALIDATION)),
          ["student.teacher.top_logprobs: none of its stages reads the rows of `validation.dataset`, data.held_out"]),
         (both(put("student", value={**STUDENT, "teacher": {"model": "sft"}}), evaluated("rl")),
-         ["student.teacher.model: it is what the student starts from, so nothing would be learned"]),
+         ["student.teacher.model: the student starts from this model, so nothing would be learned"]),
         (both(put("student", value={**STUDENT, "teacher": {"model": "sft"}, "cross_entropy_coefficient": 1}),
               evaluated("rl")), []),
         (put("sft", "engine", value={"freeze_vision": True}),

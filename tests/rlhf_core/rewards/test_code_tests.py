@@ -140,7 +140,7 @@ def test_modules_and_the_memory_limit_are_settings() -> None:
         ({"tests": ""}, "`tests` must be Python code, a list of it, or a list of {input, output}"),
         ({"tests": []}, "`tests` must be Python code"),
         ({"tests": 3}, "`tests` must be Python code"),
-        ({"tests": "[{"}, "begins as a list of JSON, and is none"),
+        ({"tests": "[{"}, "begins like a JSON list, but is not valid JSON"),
         ({"tests": [{"input": "1"}]}, "a test must be {input, output}, this is {'input': '1'}"),
         ({"tests": [{"input": [1], "output": 1}]}, "of a program must be text; for a function, name it"),
         ({"tests": [{"input": 1, "output": 1}], "entry_point": "f"}, "`input` must be the list of f's arguments"),

@@ -154,7 +154,7 @@ def test_a_wrong_number_of_steps_is_named(given: list[float]) -> None:
     with pytest.raises(RewardError) as raised:
         judge(pipeline({"a": values}), trajectory("x"), trajectory("a\nb"))
     assert str(raised.value) == (
-        f"reward a, completion 1 ('a\\nb'): expected 2 step rewards, given {len(given)}; steps are what is not blank "
+        f"reward a, completion 1 ('a\\nb'): expected 2 step rewards, given {len(given)}; steps are the non-blank parts "
         "between '\\n'"
     )
 

@@ -74,7 +74,7 @@ def test_a_mix_that_would_be_drawn_for_ever_or_never_is_refused(tmp_path: Path) 
     (tmp_path / "b.jsonl").write_text('{"prompt": "a0"}')
     with pytest.raises(StageError, match=r"^data\.train: mix\[1\]: no row of this source is left"):
         make(tmp_path, settings, name="empty")
-    with pytest.raises(ValueError, match="stop: it says when a `mix` ends, and there is none"):
+    with pytest.raises(ValueError, match="stop: it applies only to a `mix`"):
         make(tmp_path, {"source": files("a.jsonl"), "stop": "all_exhausted"}, name="no mix")
 
 
@@ -88,7 +88,7 @@ def test_a_share_is_held_out_and_the_other_dataset_has_no_prompt_of_it(tmp_path:
     assert len(held_out) == 20
     assert trained_on == {f"q{i}" for i in range(100)} - asked
     assert info["dropped"]["excluded"] == 2 * len(asked) == 200 - len(trained)
-    with pytest.raises(ValueError, match="share: `limit` says how many rows; remove one of them"):
+    with pytest.raises(ValueError, match="share: `limit` sets the number of rows too; remove one of them"):
         make(tmp_path, settings | {"share": 0.1, "limit": 3}, name="both")
 
 
@@ -142,5 +142,5 @@ def test_rows_come_back_as_they_were_and_the_library_reads_them(tmp_path: Path) 
     assert file.read_bytes() == (tmp_path / "again" / "data.arrow").read_bytes()
     assert Dataset.from_file(str(file))[1399] == {"id": "b", "row": rows[1]}
     file.write_bytes(b"{}")
-    with pytest.raises(StageError, match=r"data\.arrow: is damaged, or no stream of Arrow"):
+    with pytest.raises(StageError, match=r"data\.arrow is damaged, or not an Arrow stream"):
         read_rows(tmp_path / "new")

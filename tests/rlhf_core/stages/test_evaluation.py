@@ -234,7 +234,7 @@ def test_an_environment_of_an_evaluation_changes_its_key_and_tolerates_nothing()
     assert result_settings(settings(environment={"type": "retry"}))["environment"]["max_turns"] == 4
     game = {"type": "function", "path": "game.py", "tolerated_failures": 0.1}
     with pytest.raises(
-        ValueError, match=r"scorers\.game is what an environment gives, but `environment` is single_turn"
+        ValueError, match=r"scorers\.game is the reward of an environment, but `environment` is single_turn"
     ):
         settings(scorers={"game": {"type": "environment"}})
     with pytest.raises(ValueError, match="without the episodes that fail, an evaluation would be of other prompts"):

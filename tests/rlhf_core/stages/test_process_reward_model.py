@@ -159,7 +159,7 @@ def test_a_completion_without_a_reward_is_refused(inputs: Inputs, tmp_path: Path
     rows = rewarded(3)
     del rows[1]["completions"][0]["reward"]
     given = {**inputs, "dataset": dataset(tmp_path / "d", rows)}
-    with pytest.raises(StageError, match="row row1: a completion has no `reward`, which is what is learned"):
+    with pytest.raises(StageError, match="row row1: a completion has no `reward` to learn"):
         reward_regression.run(
             RewardRegressionConfig.model_validate(SETTINGS), given, context_of(tmp_path / "run", given), no_cluster
         )

@@ -158,8 +158,8 @@ def test_each_row_is_played_in_the_environment_that_it_names(model: Input, tmp_p
 
 def test_a_row_that_names_no_environment_is_refused_before_anything_is_sampled(model: Input, tmp_path: Path) -> None:
     for tasks, problem in (
-        (["game", "gane"], r"row \w+: `task` is 'gane', but there is no such environment \(did you mean `game`\?\)"),
-        (None, r"row \w+: the column `task` must name an environment, one of game, retry, plain: there is none"),
+        (["game", "gane"], r"row \w+: `task` is 'gane', an unknown environment \(did you mean `game`\?\)"),
+        (None, r"row \w+: the column `task` is missing: it names the row's environment, one of game, retry, plain"),
     ):
         with pytest.raises(StageError, match=problem):
             run(tmp_path / str(tasks), model, "bb", BY_ROW, tasks=tasks)
