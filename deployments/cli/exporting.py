@@ -9,7 +9,8 @@ import typer
 
 from deployments.cli import panels
 from deployments.cli.artifacts import ARTIFACT
-from deployments.cli.console import console
+from deployments.cli.documents.files import Export
+from deployments.cli.output import Printed, printing
 from deployments.cli.signals import end_in_order
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -21,7 +22,7 @@ app = typer.Typer()
 _HUB, _GGUF = "hub:", "gguf:"
 
 
-@app.command(rich_help_panel=panels.MODELS)
+@printing(app, panels.MODELS)
 def export(
     model: Annotated[str, ARTIFACT],
     to: Annotated[
@@ -42,7 +43,7 @@ def export(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Build everything and print the card, but keep and upload nothing.")
     ] = False,
-) -> None:
+) -> Printed[Export]:
     """Write a model for transformers, with a card of its lineage, data, settings and evaluations.
 
     For example: alignment export support-bot/champion --to ./my-model
@@ -56,15 +57,15 @@ def export(
     end_in_order()
     if dry_run:
         with scratch_folder("export") as folder:
-            made = build(repository, what, folder)
-            console.print((made / "README.md").read_text(encoding="utf-8"), soft_wrap=True, highlight=False)
-    elif to.startswith(_HUB):
+            card = (build(repository, what, folder) / "README.md").read_text(encoding="utf-8")
+        return Printed(Export(None, card), [card])
+    if to.startswith(_HUB):
         with scratch_folder("export") as folder:
-            made = build(repository, what, folder)
-            console.print(upload(made, to.removeprefix(_HUB), public=public), soft_wrap=True, highlight=False)
+            target = upload(build(repository, what, folder), to.removeprefix(_HUB), public=public)
     elif to.startswith(_GGUF):
         from rlhf_core.inference.gguf_export import export_gguf
 
-        console.print(str(export_gguf(repository, what, Path(to.removeprefix(_GGUF)))), soft_wrap=True, highlight=False)
+        target = str(export_gguf(repository, what, Path(to.removeprefix(_GGUF))))
     else:
-        console.print(str(export_folder(repository, what, Path(to))), soft_wrap=True, highlight=False)
+        target = str(export_folder(repository, what, Path(to)))
+    return Printed(Export(target), [target])

@@ -7,10 +7,13 @@ from functools import partial
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 
 from deployments.cli import panels
 from deployments.cli.console import console
+from deployments.cli.documents.store import Garbage, Objects
+from deployments.cli.output import Printed, printing
 from deployments.cli.signals import end_in_order
 from deployments.cli.tables import size_text
 from rlhf_core.artifacts.opening import open_store, store_url
@@ -28,9 +31,10 @@ _WHY_KEPT = {
     "lineage": "something kept was made from it",
     "--keep": "it is younger than --keep says",
 }
+_NONE = "nothing may go"
 
 
-@app.command(name="gc", rich_help_panel=panels.STORE)
+@printing(app, panels.STORE, "gc")
 def gc_command(
     delete: Annotated[bool, typer.Option("--delete", help="Delete the objects, instead of only listing them.")] = False,
     keep: Annotated[
@@ -42,7 +46,7 @@ def gc_command(
         ),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print for each artifact why it is kept, too.")] = False,
-) -> None:
+) -> Printed[Garbage]:
     """List the objects that no alias, run, loop or job needs, and delete them with --delete.
 
     They are artifacts that nothing needs, checkpoints of stages that did not end, and bytes that no artifact has. Other
@@ -53,22 +57,25 @@ def gc_command(
     collection = GarbageCollection(store, times, partial(live_runs, store))
     with console.status("reading what is needed"):
         plan = collection.plan()
-    if verbose:
-        _print_reasons(plan)
-    console.print(_table("kept", plan.kept, _WHY_KEPT))
-    if not plan.going:
-        console.print("nothing may go")
-        return
-    console.print(_table("may go", plan.going, {kind: _why(kind, times) for kind in plan.going}))
-    if not delete:
-        console.print("nothing was deleted; `--delete` deletes what may go")
-        return
-    end_in_order()
-    with console.status("deleting") as status:
-        done = collection.delete(
-            plan, lambda count, num_bytes: status.update(f"deleted {count}, {size_text(num_bytes)}")
-        )
-    console.print(f"deleted {done.count} objects, {size_text(done.num_bytes)}", highlight=False)
+    text: list[RenderableType] = [_reasons(plan)] if verbose else []
+    text.append(_table("kept", plan.kept, _WHY_KEPT))
+    text.append(_table("may go", plan.going, {kind: _why(kind, times) for kind in plan.going}) if plan.going else _NONE)
+    done: Amount | None = None
+    if delete:
+        end_in_order()
+        with console.status("deleting") as status:
+            done = collection.delete(
+                plan, lambda count, num_bytes: status.update(f"deleted {count}, {size_text(num_bytes)}")
+            )
+        text.append(f"deleted {done.count} objects, {size_text(done.num_bytes)}")
+    elif plan.going:
+        text.append("nothing was deleted; `--delete` deletes what may go")
+    kept, going = ({name: _objects(amount) for name, amount in each.items()} for each in (plan.kept, plan.going))
+    return Printed(Garbage(kept, going, None if done is None else _objects(done)), text)
+
+
+def _objects(amount: Amount) -> Objects:
+    return Objects(amount.count, amount.num_bytes)
 
 
 def _table(title: str, amounts: Mapping[str, Amount], why: Mapping[str, str]) -> Table:
@@ -91,10 +98,10 @@ def _why(kind: str, times: Keep) -> str:
     return f"no alias, run, loop or job needs them, and they are older than {time}"
 
 
-def _print_reasons(plan: Plan) -> None:
+def _reasons(plan: Plan) -> Table:
     table = Table(title="why each artifact is kept", title_justify="left")
     for column in ("artifact", "kept by"):
         table.add_column(column, overflow="fold", no_wrap=column == "artifact")
     for ref in sorted(plan.needs.folders.keys() & plan.needs.reasons.keys(), key=str):
         table.add_row(str(ref), plan.needs.reasons[ref].detail)
-    console.print(table)
+    return table

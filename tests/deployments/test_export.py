@@ -140,7 +140,8 @@ def test_a_model_is_a_folder_that_transformers_loads_with_a_card(shelf: Shelf, f
 
 
 def test_an_adapter_names_its_base_or_is_merged(shelf: Shelf, folder: Path, tmp_path: Path) -> None:
-    export(shelf.adapter.full, "--to", str(tmp_path / "adapter"))
+    told = json.loads(export(shelf.adapter.full, "--to", str(tmp_path / "adapter"), "--json"))
+    assert told == {"target": str(tmp_path / "adapter"), "card": None}
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == ("some/base", COMMIT)
     card = ModelCard.load(tmp_path / "adapter" / "README.md")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,10 @@ def test_it_says_what_may_go_and_why_the_rest_stays_and_deletes_only_when_told(
     assert (going[1], going[3]) == ("1", "no alias, run, loop or job needs them, and they are older than 30d")
     assert "nothing was deleted; `--delete` deletes what may go" in said
     assert repository.manifest(gone.ref) is not None
-    code, said = gc("--delete")
-    assert (code, "deleted 2 objects, " in said) == (0, True), said
+    code, said = gc("--delete", "--json")
+    assert code == 0, said
+    told = json.loads(said)
+    assert (told["going"]["policy"]["count"], told["deleted"]["count"]) == (1, 2)
     assert [m.name for m in repository.list_artifacts()] == ["kept"]
 
 

@@ -20,3 +20,9 @@ class Translated(Files):
 
     untranslated: Sequence[str]  # a sentence for each setting of the file without a counterpart
     assumed: Sequence[str]  # a sentence for each setting of the recipe that the file does not have
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    target: str | None  # path or URL; None with --dry-run
+    card: str | None = None  # with --dry-run
