@@ -33,6 +33,7 @@ from rlhf_core.contract import Input
 from rlhf_core.evaluation.intervals import wilson
 from rlhf_core.evaluation.verdict import Criterion, Verdict, judge
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
+from rlhf_core.report.rollouts import mean_ratio
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, VERDICT_FILE
 
 STARTED = datetime(2026, 11, 1, 9, tzinfo=UTC)
@@ -209,9 +210,15 @@ def _step(draw: random.Random, step: int, skill: float, prompts: int, completion
     groups = [_group(draw, f"{step}-{i}", skill, completions) for i in range(prompts)]
     rewards = [completion.reward or 0.0 for group in groups for completion in group.completions]
     right = sum(reward == 1.0 for reward in rewards)
+    ratios = [mean_ratio(completion) or 1.0 for group in groups for completion in group.completions]
+    middle = (min(ratios) + max(ratios)) / 2
+    low = sum(ratio < middle for ratio in ratios)
     return LoggedStep(
         step=step, prompts=prompts, completions=len(rewards),
-        histograms={"reward": Histogram(edges=(0.0, 0.5, 1.0), counts=(len(rewards) - right, right))},
+        histograms={
+            "reward": Histogram(edges=(0.0, 0.5, 1.0), counts=(len(rewards) - right, right)),
+            "ratio": Histogram(edges=(min(ratios), middle, max(ratios)), counts=(low, len(ratios) - low)),
+        },
         groups=tuple(groups),
     )  # fmt: skip
 

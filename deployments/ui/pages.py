@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from rlhf_core.report.rollouts import (
     lowest_first,
     lowest_reward_first,
     mean_advantage,
+    mean_ratio,
     shade,
 )
 from rlhf_core.report.run_diff import diff_runs
@@ -277,11 +278,15 @@ def _within(step: LoggedStep, query: Query) -> list[tuple[int, int, LoggedComple
         low, high = float(query["low"]), float(query["high"])
     except (KeyError, ValueError) as error:
         raise NotFoundError("give low and high of the bar as numbers") from error
+    values: Mapping[str, Callable[[LoggedCompletion], float | None]] = {
+        "reward": lambda each: each.reward, "length": lambda each: each.sampled_tokens, "ratio": mean_ratio,
+    }  # fmt: skip
+    value_of = values.get(query["histogram"], lambda _: None)
+    slack = 1e-4 * max(abs(low), abs(high))  # edges are rounded
     chosen = []
     for g, group in enumerate(step.groups):
         for c, completion in enumerate(group.completions):
-            value = {"reward": completion.reward, "length": completion.sampled_tokens}.get(query["histogram"])
-            slack = 1e-4 * max(abs(low), abs(high))  # edges are rounded
+            value = value_of(completion)
             if value is not None and low - slack <= value <= high + slack:
                 chosen.append((g, c, completion))
     return chosen

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,15 @@ from rlhf_core.pipeline.run_view import Run
 from rlhf_core.report.charts import grouped
 from rlhf_core.report.formatting import compared_metrics, duration, main_metrics, number, visible, with_interval
 from rlhf_core.report.node_view import NodeView
-from rlhf_core.report.rollouts import best_first, last_message, lowest_first, mean_advantage, rewards_of, tokens_of
+from rlhf_core.report.rollouts import (
+    best_first,
+    exponential,
+    last_message,
+    lowest_first,
+    mean_advantage,
+    rewards_of,
+    tokens_of,
+)
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BARS_IN_ROW, _BARS_IN_TEXT = 32, 72
@@ -175,7 +182,7 @@ def completion_page(number_of: int, group: LoggedGroup, completion: LoggedComple
     """Return a completion's conversation, and every token with what it was trained on."""
     sequences = [tokens_of(sequence) for sequence in completion.sequences]
     for token in (token for tokens in sequences for token in tokens if "trainer" in token):
-        token["ratio"] = _ratio(token["trainer"] - token["engine"])
+        token["ratio"] = exponential(token["trainer"] - token["engine"])
     known = [name for name in _TOKEN_COLUMNS if any(name in token for tokens in sequences for token in tokens)]
     rows = [
         Row(
@@ -230,13 +237,6 @@ def _summary(node: NodeView) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else number(value)
-
-
-def _ratio(difference: float) -> float:
-    try:
-        return math.exp(difference)
-    except OverflowError:
-        return math.inf
 
 
 def _conversation(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -55,6 +55,25 @@ def mean_advantage(completion: LoggedCompletion) -> float:
     return fmean(values) if values else 0.0
 
 
+def mean_ratio(completion: LoggedCompletion) -> float | None:
+    """Return the geometric mean of the trainer's probabilities over the engine's, as the histogram of ratios has it;
+    None if the step has no log-probs of the trainer.
+    """
+    differences = [
+        trainer - engine
+        for each in completion.sequences
+        for engine, trainer in zip(each.engine_logprobs, each.trainer_logprobs or (), strict=False)
+    ]
+    return exponential(fmean(differences)) if differences else None
+
+
+def exponential(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class TokenStrip:
     """The tokens of a sequence as tokens.js reads them."""

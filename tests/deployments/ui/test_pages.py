@@ -106,6 +106,11 @@ def test_from_the_list_of_runs_to_a_token(browser: httpx.Client) -> None:
     step = browser.get(f"{path}/rl/steps/1").text
     assert f'{path}/rl/steps/1/groups/0/0"' in step
     bar = browser.get(f"{path}/rl/steps/5", params={"histogram": "reward", "low": "0.5", "high": "1"}).text
+    edges, counts = ([chart[name] for chart in data_of(bar, "charts")["charts"]][1] for name in ("edges", "counts"))
+    low = browser.get(
+        f"{path}/rl/steps/5", params={"histogram": "ratio", "low": str(edges[0]), "high": str(edges[1])}
+    ).text
+    assert low.count("<li>") == counts[0] > 0
     assert bar.count("/rl/steps/5/groups/") > step.count("/rl/steps/1/groups/")
     group = browser.get(f"{path}/rl/steps/5/groups/1").text
     assert len(re.findall("<article>", group)) == 4
