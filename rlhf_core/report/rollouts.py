@@ -46,6 +46,8 @@ def columns_of(tokens: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def _short(value: Any) -> Any:
     if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
         return float(f"{value:.4g}")
     return shortened(value, _LONGEST_TOKEN) if isinstance(value, str) else value
 
@@ -63,6 +65,7 @@ def mean_ratio(completion: LoggedCompletion) -> float | None:
         trainer - engine
         for each in completion.sequences
         for engine, trainer in zip(each.engine_logprobs, each.trainer_logprobs or (), strict=False)
+        if engine is not None and trainer is not None
     ]
     return exponential(fmean(differences)) if differences else None
 

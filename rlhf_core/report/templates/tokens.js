@@ -8,7 +8,7 @@ function tokensOf(strip) {
 
 function valueOf(token, name) {
   if (name !== "ratio") return token[name];
-  return "trainer" in token ? Math.exp(token.trainer - token.engine) : undefined;
+  return "trainer" in token && "engine" in token ? Math.exp(token.trainer - token.engine) : undefined;
 }
 
 function describe(token) {

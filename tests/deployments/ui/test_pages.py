@@ -21,7 +21,14 @@ from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
 from rlhf_core.artifacts.live import LiveFiles
 from rlhf_core.artifacts.local_store import LocalStore
-from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, LoggedStep, encode_step, rollouts_file
+from rlhf_core.artifacts.logged_rollouts import (
+    LoggedCompletion,
+    LoggedGroup,
+    LoggedSequence,
+    LoggedStep,
+    encode_step,
+    rollouts_file,
+)
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_record, write_start
@@ -359,3 +366,29 @@ def test_a_run_that_follows_a_job_or_has_one_is_unfinished(tmp_path: Path) -> No
     assert isinstance(lease, Lease)
     with lease:
         assert outcome() == "unfinished"
+
+
+def test_a_step_of_training_that_diverged_is_shown(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    write_start(store, RunStart(run_id="live", recipe={}, overrides=(), started_at=datetime.now(UTC), nodes={"rl": RL}))
+    nan = float("nan")
+    sequence = LoggedSequence(
+        texts=("2", "4"), token_ids=(2, 4), trained=(True, True), engine_logprobs=(-1.0, -float("inf")),
+        trainer_logprobs=(nan, nan), entropies=(nan, 0.5), values=(nan, nan), advantages=(nan, 1.0),
+    )  # fmt: skip
+    completion = LoggedCompletion(
+        text="24", finish_reason="stop", turns=1, reward=nan, rewards={"exact": nan}, versions=((2, 1),),
+        sequences=(sequence,),
+    )  # fmt: skip
+    group = LoggedGroup(id="r", prompt=(), completions=(completion,))
+    step = LoggedStep(step=1, prompts=1, completions=1, histograms={}, groups=(group,))
+    LiveFiles(store, RL).put(f"rollouts/{rollouts_file(1)}", encode_step(step))
+    with browsing(store, tmp_path / "cache") as browser:
+        page = browser.get("/runs/live/rl/steps/1/groups/0/0")
+        bar = browser.get("/runs/live/rl/steps/1", params={"histogram": "ratio", "low": "0", "high": "2"}).text
+    assert page.status_code == 200
+    assert data_of(page.text, "tokens") == {
+        "text": ["2", "4"], "id": [2, 4], "engine": [-1.0, None], "advantage": [None, 1.0], "trainer": [None, None],
+        "entropy": [None, 0.5], "value": [None, None],
+    }  # fmt: skip
+    assert "None of the completions of this bar is logged." in bar
