@@ -160,8 +160,10 @@ def _newest_ids(store: Store, *names: str) -> list[str]:
     return list(dict.fromkeys(parts[1] for parts in paths if len(parts) == 3 and parts[2] in names))
 
 
-def newest_records(store: Store) -> Iterator[tuple[str, RunRecord | IntegrityError]]:
+def newest_records(store: Store, before: str = "") -> Iterator[tuple[str, RunRecord | IntegrityError]]:
     """Yield each run's id and record, newest first, or in its place the error of a damaged one.
+
+    before: the id of a run; only runs that were made before it.
 
     Only as many records are read as are asked for, in steps: Prefect's ids of runs, UUIDs of version 7, sort by the
     time at which they were made.
@@ -173,7 +175,7 @@ def newest_records(store: Store) -> Iterator[tuple[str, RunRecord | IntegrityErr
         except IntegrityError as error:
             return error
 
-    run_ids = _newest_ids(store, "run.json")
+    run_ids = [run_id for run_id in _newest_ids(store, "run.json") if not before or run_id < before]
     with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
         for start in range(0, len(run_ids), _PARALLEL_REQUESTS):
             step = run_ids[start : start + _PARALLEL_REQUESTS]

@@ -23,7 +23,7 @@ from rlhf_core.report.run_diff import settings_that_differ
 from rlhf_core.report.run_part import RunPart
 from rlhf_core.report.timeline import phases
 
-_RECENT_RUNS = 48  # among which the run before is looked for
+_RECENT_RUNS = 48  # before a run, among which the one of its recipe is looked for
 
 
 @dataclass(frozen=True)  # without slots: `cached_property` keeps its value in the instance
@@ -108,8 +108,10 @@ def run_part(
 
 
 def _previous_run(store: Store, run: Run) -> RunRecord | None:
-    """Return the run of the same recipe that started last before this one; None if it is not among recent runs."""
-    for _, record in itertools.islice(newest_records(store), _RECENT_RUNS):
+    """Return the run of the same recipe that started last before this one; None if it is not among those just before
+    it.
+    """
+    for _, record in itertools.islice(newest_records(store, before=run.run_id), _RECENT_RUNS):
         if not isinstance(record, RunRecord):  # damaged
             continue
         if record.recipe.get("name") == run.name and record.started_at < run.started_at:

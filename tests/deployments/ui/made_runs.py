@@ -32,11 +32,13 @@ def publish(
     return ArtifactRepository(store).publish(manifest, folder)
 
 
-def record(store: Store, nodes: list[NodeRecord], run_id: str = "made", seconds: float = 600.0) -> None:
+def record(
+    store: Store, nodes: list[NodeRecord], run_id: str = "made", seconds: float = 600.0, started_at: datetime = AT
+) -> None:
     write_record(
         store,
         RunRecord(
-            run_id=run_id, recipe={"name": "made"}, overrides=(), started_at=AT,
-            finished_at=AT + timedelta(seconds=seconds), nodes=tuple(nodes),
+            run_id=run_id, recipe={"name": "made"}, overrides=(), started_at=started_at,
+            finished_at=started_at + timedelta(seconds=seconds), nodes=tuple(nodes),
         ),
     )  # fmt: skip

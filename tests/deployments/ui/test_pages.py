@@ -35,7 +35,7 @@ from rlhf_core.pipeline.record import NodeRecord, RunRecord, RunStart, write_rec
 from rlhf_core.system.network import listening
 from tasks.followers import Follower
 from tasks.job_request import artifact_prefix
-from tests.deployments.ui.made_runs import publish, record, ref_of
+from tests.deployments.ui.made_runs import AT, publish, record, ref_of
 from tests.deployments.ui.served import browsing, data_of, served
 
 pytestmark = pytest.mark.parts
@@ -176,6 +176,15 @@ def test_a_run_of_the_demo_names_the_run_before_it(tmp_path: Path) -> None:
         last, before, _ = dict.fromkeys(re.findall(r'href="/runs/([0-9a-f]{32})">sums', browser.get("/").text))
         page = browser.get(f"/runs/{last}").text
     assert f"Settings that differ from the run {before[-8:]} before it</h2>" in page
+
+
+def test_the_run_before_a_run_is_found_however_many_came_after_it(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    for number in range(60):
+        record(store, [], f"run-{number:02}", started_at=AT + timedelta(hours=number))
+    with browsing(store, tmp_path / "cache") as browser:
+        page = browser.get("/runs/run-03").text
+    assert "None: the run run-02 of this recipe had the same." in page
 
 
 def test_notes_on_an_evaluation_are_of_what_it_has(tmp_path: Path) -> None:
