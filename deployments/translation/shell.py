@@ -68,7 +68,7 @@ def launcher(before: Sequence[str]) -> dict[str, str]:
 
 
 def is_computed(word: str) -> bool:
-    """Whether a word has what only the shell knows: an unset variable, or the output of a command."""
+    """Return whether a word has what only the shell knows: an unset variable, or the output of a command."""
     return "$" in word or "`" in word
 
 

@@ -73,7 +73,7 @@ class DatasetInfo(_Info):
 
     @property
     def reasons(self) -> list[tuple[str, int]]:
-        """Why rows were dropped, and how many."""
+        """The reasons that rows were dropped for, with their counts."""
         return [(_REASONS.get(name, name.replace("_", " ")), rows) for name, rows in self.dropped.items()]
 
 

@@ -43,7 +43,7 @@ class Algorithm(ABC):
 
     @property
     def kl_in_reward(self) -> bool:
-        """Whether the KL is part of the reward, which needs old log-probs before the advantages."""
+        """True if the KL is part of the reward, which needs old log-probs before the advantages."""
         return self.uses_reference and self.config.kl.place == "reward"
 
     def advantages(

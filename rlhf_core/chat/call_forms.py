@@ -64,7 +64,7 @@ def _form(tokenizer: Any, template: str) -> str:
 
 
 def _writes_calls(tokenizer: Any, template: str) -> bool:
-    """Whether the template writes name and arguments of a call, the latter as JSON or in a form of its own.
+    """Return whether the template writes name and arguments of a call, the latter as JSON or in a form of its own.
 
     Some templates accept calls only with their results, or beside tools.
     """

@@ -114,7 +114,7 @@ def content_parts(message: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 @lru_cache(maxsize=32)
 def _takes_parts(tokenizer: Any, template: str) -> bool:
-    """Whether the chat template renders the text of a content that is a list of parts, and not the list itself.
+    """Return whether the chat template renders the text of a content that is a list of parts, and not the list itself.
 
     template: the tokenizer's, so that replacing it invalidates the cache.
     """

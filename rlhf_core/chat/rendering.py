@@ -125,8 +125,9 @@ def require_reply_written(tokenizer: Tokenizer, messages: Sequence[Message], too
 
 
 def is_written_whole(tokenizer: Tokenizer, row: Mapping[str, Any]) -> bool:
-    """Whether the template renders the last reply of the conversation unchanged, except for white space; true if it
-    cannot render the conversation at all. row: of the format `conversations`.
+    """Return whether the template renders the last reply unchanged, except for white space, or cannot render the row.
+
+    row: of the format `conversations`.
     """
     last = max(index for index, message in enumerate(row["messages"]) if message["role"] == "assistant")
     try:
@@ -202,7 +203,7 @@ def _calls_marked(reply: Message) -> Message:
 
 
 def _all_calls_in(written: str | None, reply: Message) -> bool:
-    """Whether `written` contains all strings of `_calls_marked`."""
+    """Return whether `written` contains all strings of `_calls_marked`."""
     marked = _calls_marked(reply)
     parts = [f"{kind}-{_marker(index)}" for index in range(len(reply["tool_calls"])) for kind in ("name", "argument")]
     return written is not None and all(part in written for part in [marked["content"], *parts])

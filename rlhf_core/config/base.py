@@ -228,7 +228,7 @@ def reads_of(config: type[Config], name: str) -> Reads | None:
 
 
 def is_operational(config: type[Config], name: str) -> bool:
-    """Whether the setting `name` is left out of the stage key; blocks, which are no fields, are part of it."""
+    """Return whether the setting `name` is left out of the stage key; blocks, which are no fields, are part of it."""
     return _is_marked(config.model_fields.get(name), "operational") or reads_of(config, name) is not None
 
 
@@ -245,7 +245,7 @@ def result_settings(config: Config) -> dict[str, Any]:
 
 
 def _is_reserved(config: type[Config], name: str, value: Any) -> bool:
-    """Whether `value`, of a setting that names an input, is a keyword instead of a name."""
+    """Return whether `value`, of a setting that names an input, is a keyword instead of a name."""
     reads = reads_of(config, name)
     return reads is not None and isinstance(value, str) and value in reads.reserved
 

@@ -58,7 +58,7 @@ class Table(MutableMapping[str, E]):
 
     @cached_property
     def plugins(self) -> dict[str, Plugin]:
-        """Where each line of a plugin comes from, by its name."""
+        """The plugin that each line comes from, by the line's name."""
         plugins: dict[str, Plugin] = {}
         for plugin, point in installed().get(self.group, ()):
             if point.name in self._ours or point.name in plugins:

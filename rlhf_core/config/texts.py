@@ -23,12 +23,12 @@ def is_unicode(text: str) -> bool:
 
 
 def is_blank(text: str) -> bool:
-    """Whether nothing of `text` is visible: all is white space, zero-width spaces, byte-order marks and the like."""
+    """Return whether `text` has no visible character: only white space, zero-width spaces, byte-order marks."""
     return all(character.isspace() or unicodedata.category(character) == "Cf" for character in text)
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether `text` is a valid name of a repository on the hub, with its owner."""
+    """Return whether `text` is a valid name of a repository on the hub, with its owner."""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII) is not None
 
 
@@ -38,7 +38,7 @@ def hub_hint(text: str) -> str:
 
 
 def names_a_host(url: str) -> bool:
-    """Whether the URL has a host, and either no port or a valid one."""
+    """Return whether the URL has a host, and either no port or a valid one."""
     try:
         parts = urlsplit(url)
         return bool(parts.hostname) and (parts.port is None or parts.port > 0)

@@ -31,7 +31,7 @@ _INSIDE = re.compile(r"\.(token_adapter\.)?base_layer\.")  # where peft keeps a 
 
 
 def is_adapted(model: object) -> TypeGuard[PeftModel]:
-    """Whether `model` has adapters."""
+    """Return whether `model` has adapters."""
     from peft import PeftModel
 
     return isinstance(model, PeftModel)

@@ -32,7 +32,7 @@ def different_sequences(model: Any, device: torch.device) -> PackedBatch:
 
 
 def _begin_apart(period: int) -> bool:
-    """Whether, in tokens that recur after `period`, all sequences begin with another one, and branching ones diverge at
+    """Return whether sequences of tokens that recur after `period` begin differently, and branching ones diverge at
     the intended token.
     """
     first, middle, last = (start % period for start in (0, LENGTHS[0], sum(LENGTHS[:-1])))

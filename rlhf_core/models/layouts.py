@@ -211,7 +211,7 @@ def _boundaries(batch: PackedBatch) -> dict[str, Any]:
 
 
 def rows_are_cheaper(model: Any, batch: PackedBatch) -> bool:
-    """Whether padding costs less than the attention between sequences, which a mask would only discard."""
+    """Return whether padding costs less than the attention between sequences, which a mask would only discard."""
     packed, rows = _costs(model, batch.on_host.sequence_lengths.tolist())
     return rows < packed
 
@@ -254,7 +254,7 @@ def _groups(model: Any, batch: PackedBatch, layouts: Layouts, limit: int | None)
 
 
 def _fits(group: list[int], index: int, lengths: list[int], limit: int | None, *, padded: bool) -> bool:
-    """Whether a sequence may join a group of longer ones."""
+    """Return whether a sequence may join a group of longer ones."""
     longest = lengths[group[0]]
     if limit is not None and (longest > limit) != (lengths[index] > limit):
         return False
@@ -279,7 +279,7 @@ def _order(batch: PackedBatch, groups: list[list[int]]) -> Tensor:
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """Whether ZeRO-3 gathers the weights for each forward."""
+    """Return whether ZeRO-3 gathers the weights for each forward."""
     return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 

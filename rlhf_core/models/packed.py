@@ -48,7 +48,7 @@ class PackedModel(nn.Module):
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether shared prefixes of a batch's sequences are computed once."""
+        """True if shared prefixes of a batch's sequences are computed once."""
         return self.layouts.packed == "tree"
 
     def own_rows(self, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Why a node has no result yet: what differs from the newest result of the same node, field by field."""
+"""The reasons that a node has no result: its fields that differ from the newest result of the same node."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _files_of(root: Path, folder: str, module: str) -> Iterator[str]:
 
 
 def _is_installed(name: str, folder: Path) -> bool:
-    """Whether the top-level module `name` is Python's or is installed outside of the user's `folder`."""
+    """Return whether the top-level module `name` is Python's or is installed outside of the user's `folder`."""
     # Not sys.path: folders of other users' code may have been added to it.
     installed = {sysconfig.get_path(scheme) for scheme in ("stdlib", "platstdlib", "purelib", "platlib")}
     project = str(Path(rlhf_core.__file__).parents[1])

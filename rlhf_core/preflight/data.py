@@ -51,7 +51,7 @@ def dataset_uses(nodes: Mapping[str, Draft]) -> list[Use]:
 
 
 def is_misread(use: Use, recipe: Recipe) -> bool:
-    """Whether the stage needs another format than the dataset's."""
+    """Return whether the stage needs another format than the dataset's."""
     return use.dataset in recipe.data and recipe.data[use.dataset].format != use.format
 
 

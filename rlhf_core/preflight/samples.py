@@ -104,7 +104,7 @@ def _unmixable(config: DatasetConfig, of_sources: Sequence[Sequence[Located]], r
 
 
 def is_used_whole(recipe: Recipe, name: str) -> bool:
-    """Whether the dataset contains all rows of its source: else only its job knows the held-out rows."""
+    """Return whether the dataset contains all rows of its source: else only its job knows the held-out rows."""
     config = recipe.data.get(name)
     return config is not None and not (config.mix or config.exclude) and config.limit is config.share is None
 

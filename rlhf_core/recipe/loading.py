@@ -132,9 +132,7 @@ def _validate(data: dict[str, Any], places: Places) -> Recipe:
 
 
 def _follows_from_another(problem: Any) -> bool:
-    """Whether the problem results from another one: pydantic does not count invalid entries, and then reports a list or
-    mapping as too short.
-    """
+    """Return whether the problem results from another: pydantic reports lists as too short without invalid entries."""
     return problem["type"] == "too_short" and bool(len(problem["input"]) >= problem["ctx"]["min_length"])
 
 

@@ -34,7 +34,7 @@ Reply with JSON: for each answer and each criterion first a short `reason`, then
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Whether a completion meets each criterion."""
+    """The verdict of each criterion on a completion."""
 
     criteria: tuple[Criterion, ...]
     met: tuple[bool, ...]

@@ -75,7 +75,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What has been sampled so far for a request that streams."""
+    """The tokens sampled so far for a request that streams."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]

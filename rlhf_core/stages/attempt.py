@@ -77,7 +77,7 @@ class RecordedAttempt:
 
     @property
     def times_stuck(self) -> int:
-        """How many attempts before this one were stuck."""
+        """The number of earlier attempts that were stuck."""
         return sum(each.outcome == "stuck" for each in self._earlier)
 
     def ended_second(self) -> None:

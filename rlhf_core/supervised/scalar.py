@@ -95,7 +95,7 @@ def tied_language_model(classifier: Any) -> PreTrainedModel:
 class ScalarWorker(SupervisedWorker[C]):
     @property
     def language(self) -> bool:
-        """Whether the loss needs log-probs too."""
+        """True if the loss needs log-probs too."""
         return False
 
     def build_model(self) -> nn.Module:

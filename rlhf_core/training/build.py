@@ -13,7 +13,7 @@ from rlhf_core.training.engine import TrainingEngine
 
 
 def sharding(engine: EngineConfig) -> Sharding | None:
-    """How weights are divided over the ranks as they are loaded; none: each rank loads the whole model."""
+    """Return the division of weights over the ranks as they are loaded; none: each rank loads the whole model."""
     return ZeroSharding(engine) if engine.zero_stage == 3 else None
 
 

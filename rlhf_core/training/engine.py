@@ -49,7 +49,7 @@ class TrainingEngine(Stateful, Protocol):
 
     @property
     def is_trained(self) -> bool:
-        """Whether it has an optimizer."""
+        """True if it has an optimizer."""
 
     @property
     def shares_prompts(self) -> bool:

@@ -148,7 +148,7 @@ class RolloutEngineConfig(TypedConfig):
 
     @property
     def merges_adapters(self) -> bool:
-        """Whether engines receive merged weights when an adapter is trained."""
+        """True if engines receive merged weights when an adapter is trained."""
         return self.serve_adapter == "merged" or (self.serve_adapter is None and not self.gpus_per_engine)
 
     def cache_bytes(self, of_sequence: float, *, of_all_tokens: bool) -> float:

@@ -51,7 +51,7 @@ class AnyEnvironment(TypedConfig):
 
     @property
     def appends_turns(self) -> bool:
-        """Whether each turn must continue the tokens of the last one, so that the chat template may only append."""
+        """True if each turn must continue the tokens of the last one, so that the chat template may only append."""
         return any(part.appends_turns for part in self.parts().values())
 
     @property
@@ -63,12 +63,12 @@ class AnyEnvironment(TypedConfig):
 
     @property
     def is_program(self) -> bool:
-        """Whether episodes are driven by programs that request replies themselves."""
+        """True if episodes are driven by programs that request replies themselves."""
         return any(part.is_program for part in self.parts().values())
 
     @property
     def calls_tools(self) -> bool:
-        """Whether the chat template must render tools and tool results."""
+        """True if the chat template must render tools and tool results."""
         return any(part.calls_tools for part in self.parts().values())
 
 
@@ -116,7 +116,7 @@ class EnvironmentConfig(AnyEnvironment):
 
     @property
     def reads_images(self) -> bool:
-        """Whether an episode can show the policy the images of its row."""
+        """True if an episode can show the policy the images of its row."""
         return True
 
 

@@ -15,7 +15,7 @@ COLUMN = "harbor"  # of a prompt
 
 @dataclass(frozen=True, slots=True)
 class HarborTask:
-    """What a runtime starts with, and the tests. Files are by their paths in the folders of the task."""
+    """The start of a runtime, and the tests. Files are by their paths in the folders of the task."""
 
     environment: Mapping[str, bytes]  # beside a Dockerfile, perhaps
     tests: Mapping[str, bytes]  # one of them `test.sh`

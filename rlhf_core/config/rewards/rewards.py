@@ -62,12 +62,12 @@ class Scorer(RewardConfig):
 
     @property
     def may_give_scores(self) -> bool:
-        """Whether it can return scores; functions and servers may return them or not."""
+        """True if it can return scores; functions and servers may return them or not."""
         return True
 
     @property
     def gives_scores(self) -> bool:
-        """Whether it always returns scores."""
+        """True if it always returns scores."""
         return False
 
 

@@ -178,7 +178,7 @@ class AlgorithmConfig(Config):
 
     @property
     def uses_reference(self) -> bool:
-        """Whether a reference is loaded and run: not for a coefficient of 0, which stays 0 also where it adapts."""
+        """True if a reference is loaded and run: not for a coefficient of 0, which stays 0 also where it adapts."""
         return self.kl.coefficient > 0
 
     @property

@@ -31,7 +31,7 @@ class MismatchConfig(Config):
 
     @property
     def judges_completions(self) -> bool:
-        """Whether all tokens of a completion are kept or dropped together."""
+        """True if all tokens of a completion are kept or dropped together."""
         return self.correction == "sequence_filter" or self.ratio_of != "token"
 
     @model_validator(mode="after")

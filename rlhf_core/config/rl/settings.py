@@ -167,7 +167,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
 
     @property
     def reference_is_base(self) -> bool:
-        """Whether the reference is the policy's own base with the adapter switched off."""
+        """True if the reference is the policy's own base with the adapter switched off."""
         kl = self.settings.kl
         return self.settings.uses_reference and self.lora is not None and kl.reference is None
 

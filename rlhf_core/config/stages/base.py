@@ -94,7 +94,7 @@ class StageConfig(Config):
 
     @property
     def compares_overlap(self) -> bool:
-        """Whether it is a dataset that is compared with the recipe's held-out data before anything trains on it."""
+        """True if it is a dataset that is compared with the recipe's held-out data before anything trains on it."""
         return False
 
     @property
@@ -139,7 +139,7 @@ class StageConfig(Config):
         return None
 
     def splits_by_prompt(self, dataset: str) -> bool:
-        """Whether it holds out some prompts of the input `dataset`, and trains on the rows of the others."""
+        """Return whether it holds out some prompts of the input `dataset`, and trains on the rows of the others."""
         return False
 
     def sequence_lengths(self) -> Mapping[str, int]:
@@ -219,7 +219,7 @@ class SeededConfig(StageConfig):
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers with these settings."""
+        """True if it draws random numbers with these settings."""
         return True
 
     def seed_of(self, of_recipe: int) -> int | None:

@@ -48,11 +48,11 @@ class ReferencedConfig(SupervisedPolicyConfig):
     @property
     @abstractmethod
     def uses_reference(self) -> bool:
-        """Whether the loss has a reference."""
+        """True if the loss has a reference."""
 
     @property
     def runs_reference(self) -> bool:
-        """Whether training runs the reference itself."""
+        """True if training runs the reference itself."""
         return self.uses_reference
 
     @property
@@ -61,7 +61,7 @@ class ReferencedConfig(SupervisedPolicyConfig):
 
     @property
     def reference_is_base(self) -> bool:
-        """Whether the reference is the policy's own base with the adapter switched off."""
+        """True if the reference is the policy's own base with the adapter switched off."""
         return self.runs_reference and self.lora is not None and self.reference.model is None
 
     @property

@@ -200,7 +200,7 @@ class FromCompletions(_FromDataset):
 
     @property
     def reads_rewards(self) -> bool:
-        """Whether each completion needs a reward."""
+        """True if each completion needs a reward."""
         return True
 
 

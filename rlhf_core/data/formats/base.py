@@ -266,7 +266,7 @@ def reward_number(value: Any, column: str) -> float:
 
 
 def _other_number(value: Any) -> bool:
-    """Whether only Python reads the text as a number: 1_0, or digits of other scripts."""
+    """Return whether only Python reads the text as a number: 1_0, or digits of other scripts."""
     return isinstance(value, str) and ("_" in value or not value.isascii())
 
 

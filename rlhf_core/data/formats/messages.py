@@ -211,7 +211,7 @@ def _agreed(
 
 
 def _is_present(fields: Mapping[str, Any], name: str) -> bool:
-    """Whether the value is neither null nor empty. An array, which functions may return, has no truth value."""
+    """Return whether the value is neither null nor empty. An array, which functions may return, has no truth value."""
     value = fields.get(name)
     return value is not None and value is not False and not (isinstance(value, Sequence | Mapping) and not value)
 

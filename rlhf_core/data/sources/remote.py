@@ -85,7 +85,7 @@ def require_unchanged(url: str, pinned: str | None) -> None:
 
 
 def is_versioned(identity: str) -> bool:
-    """Whether the filesystem reports a version, by which the content read can be compared with the planned one."""
+    """Return whether the filesystem reports a version by which content is compared with the planned one."""
     return not identity.startswith(_SHA256)
 
 

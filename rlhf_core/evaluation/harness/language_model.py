@@ -26,7 +26,7 @@ _SHOWN = 80  # characters of a prompt
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the samples of the harness do not have of an answer."""
+    """The parts of an answer that the samples of the harness lack."""
 
     tokens: int
     finish_reason: str  # of a completion; `choice`: it was given

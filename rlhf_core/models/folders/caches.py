@@ -1,4 +1,4 @@
-"""What a model's config.json says of its key-value cache. Loads no torch."""
+"""The key-value cache that a model's config.json describes. Loads no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OTHER_CACHES = ("sliding_window", "layers_block_type", "kv_lora_rank", "num_kv_
 
 
 def caches_all_tokens(config: Mapping[str, Any]) -> bool:
-    """Whether an engine keeps the keys and values of all tokens in every layer, as far as the model's config says."""
+    """Return whether, by the model's config, an engine keeps the keys and values of all tokens in every layer."""
     text = text_config(config)
     kinds = text.get("layer_types") or []
     whole = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)

@@ -190,7 +190,7 @@ def _position_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_share(name: str) -> bool:
-    """Whether a setting of this name is from 0 to 1: a norm's epsilon, a dropout probability."""
+    """Return whether a setting of this name is from 0 to 1: a norm's epsilon, a dropout probability."""
     return name.endswith(("_eps", "_epsilon", "dropout", "pdrop", "dropout_prob", "dropout_rate"))
 
 

@@ -41,7 +41,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
-    """Whether config.json names a class with a score head: a reward model's."""
+    """Return whether config.json names a class with a score head: a reward model's."""
     names = config.get("architectures")
     return isinstance(names, list) and any(
         isinstance(name, str) and name.endswith("ForSequenceClassification") for name in names

@@ -123,7 +123,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def same_content(folder: Path, tensors: Mapping[str, StoredTensor], first: str, second: str) -> bool:
-    """Whether two of the folder's tensors are bitwise equal."""
+    """Return whether two of the folder's tensors are bitwise equal."""
     one, other = tensors[first], tensors[second]
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False

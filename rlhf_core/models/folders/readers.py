@@ -67,7 +67,7 @@ def separator_problem(trained: str | None, settings: ModelReward) -> str | None:
 
 
 def same_tokens(folder: Path, other: Path) -> bool:
-    """Whether two model folders have the same tokenizer."""
+    """Return whether two model folders have the same tokenizer."""
     return (folder / "tokenizer.json").read_bytes() == (other / "tokenizer.json").read_bytes()
 
 

@@ -87,5 +87,5 @@ def quantised_problem(settings: Mapping[str, Any]) -> str | None:
 
 
 def _names(target: str, layer: str) -> bool:
-    """Whether a target, read as by peft, is the path of a layer or its end."""
+    """Return whether a target, read as by peft, is the path of a layer or its end."""
     return layer == target or layer.endswith(f".{target}")

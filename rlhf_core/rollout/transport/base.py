@@ -68,7 +68,7 @@ class Transport(Protocol):
 
     @property
     def concurrent(self) -> bool:
-        """Whether weights are received while they are sent; if not, after they were sent."""
+        """True if weights are received while they are sent; if not, after they were sent."""
 
     def send(self, weights: Weights, manifest: WeightManifest) -> None:
         """Send all `weights`. A collective call: every training rank must make it, also those that send nothing.
@@ -83,7 +83,7 @@ class Transport(Protocol):
         """Return the transport from which engine `index` receives."""
 
     def is_here(self) -> bool:
-        """Whether this process can receive; if not, the sent files must be copied to its node."""
+        """Return whether this process can receive; if not, the sent files must be copied to its node."""
 
 
 class TransportError(WeightSyncError):
