@@ -43,8 +43,9 @@ def ui(
             write_demo(repository)
             write_demo_run(repository)
         repository.store.reach()
+        name = f"[{host}]" if ":" in host else host  # of the server, as browsers send it
         token = secrets.token_urlsafe(32)
-        served = application(Pages(StoreReader(repository, node_cache())), token, hosts=frozenset({host, "localhost"}))
+        served = application(Pages(StoreReader(repository, node_cache())), token, hosts=frozenset({name, "localhost"}))
         typer.echo(f"store    {'made up' if demo else repository.store.url}")
-        typer.echo(f"open     http://{host}:{port}/?token={token}")
+        typer.echo(f"open     http://{name}:{port}/?token={token}")
         web.run_app(served, sock=listener, access_log=None, print=None)

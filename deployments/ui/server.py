@@ -15,7 +15,6 @@ from deployments.ui.reading import NotFoundError
 from rlhf_core.errors import AlignmentError
 from rlhf_core.report.templating import asset, bokeh
 
-_COOKIE = "alignment-ui"
 _WEEK = 7 * 24 * 3600
 # Pages show text that models wrote: no script but ours runs, and nothing is loaded from elsewhere.
 _POLICY = (
@@ -115,6 +114,11 @@ def _known_host(hosts: frozenset[str]) -> Any:
     return check
 
 
+def _cookie(request: web.Request) -> str:
+    """Return the name of the token's cookie: browsers send a cookie to all ports of its host."""
+    return f"alignment-ui-{request.url.port}"
+
+
 def _authorised(token: str) -> Any:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -124,9 +128,10 @@ def _authorised(token: str) -> Any:
                     text="the token is another one: use the URL that `alignment ui` printed last"
                 )
             response = web.HTTPFound(str(request.rel_url.without_query_params("token")))
-            response.set_cookie(_COOKIE, token, max_age=_WEEK, httponly=True, samesite="Strict")
+            # Lax: a link in a chat or a notebook opens its view. Forms are protected by their origin.
+            response.set_cookie(_cookie(request), token, max_age=_WEEK, httponly=True, samesite="Lax")
             raise response
-        kept = request.cookies.get(_COOKIE, "")
+        kept = request.cookies.get(_cookie(request), "")
         if not secrets.compare_digest(kept.encode(), token.encode()):
             raise web.HTTPUnauthorized(text="open the URL that `alignment ui` printed: it has a token")
         return await handler(request)

@@ -79,13 +79,16 @@ def test_only_who_has_the_token_and_the_right_name_gets_a_page(server: str) -> N
     assert httpx.get(server).status_code == 401
     assert httpx.get(f"{server}/?token=other").status_code == 401
     assert httpx.get(f"{server}/static/ui.css").status_code == 401
-    assert httpx.get(server, cookies={"alignment-ui": "other"}).status_code == 401
+    cookie = f"alignment-ui-{httpx.URL(server).port}"  # one for each server of a host
+    assert httpx.get(server, cookies={cookie: "other"}).status_code == 401
+    assert httpx.get(server, cookies={cookie: TOKEN}).status_code == 200
     first = httpx.get(f"{server}/runs/x?token={TOKEN}&q=1")
     assert (first.status_code, first.headers["location"]) == (302, "/runs/x?q=1")  # the token is in no further URL
     several = httpx.get(f"{server}/compare?run=a&token={TOKEN}&run=b")
     assert several.headers["location"] == "/compare?run=a&run=b"
     assert "HttpOnly" in first.headers["set-cookie"]
-    assert "SameSite=Strict" in first.headers["set-cookie"]
+    assert "SameSite=Lax" in first.headers["set-cookie"]
+    assert first.headers["set-cookie"].startswith(f"{cookie}={TOKEN};")
     rebound = httpx.get(f"{server}/?token={TOKEN}", headers={"Host": "evil.example"})
     assert rebound.status_code == 403
 
