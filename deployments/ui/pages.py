@@ -20,7 +20,7 @@ from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedStep
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.artifacts.resources import read_uses
 from rlhf_core.config.texts import is_model_name
-from rlhf_core.errors import StoreError
+from rlhf_core.errors import StoreError, shortened
 from rlhf_core.pipeline.compared_runs import read_compared_run
 from rlhf_core.pipeline.run_view import Run, run_part
 from rlhf_core.report.charts import curve_charts, histogram_charts
@@ -43,7 +43,7 @@ from tasks.followers import follows
 
 _MOST_RUNS = 200  # of a page
 _MOST_COMPARED = 6
-_LONGEST_NUMBER = 15  # digits of a row's
+_LONGEST_NUMBER = 15  # digits
 _SAMPLES = 5  # prompts of a compared run whose scores changed most, each way
 
 Where = Mapping[str, str]  # the parts of a page's path, by name
@@ -235,8 +235,8 @@ class Pages:
         """Return the logged step that was asked for, or the nearest one before it, else the first."""
         run, node = self._node(where)
         asked = where["step"]
-        if not asked.isdecimal():
-            raise NotFoundError(f"{asked} is no number of a step")
+        if not _is_number(asked):
+            raise NotFoundError(f"{shortened(asked, _LONGEST_NUMBER)} is no number of a step")
         return run, node, *self._reader.nearest_step(node, int(asked))
 
     def _retried(self, run: Run, nodes: Sequence[NodeView]) -> dict[str, list[str]]:
@@ -293,16 +293,22 @@ def _within(step: LoggedStep, query: Query) -> list[tuple[int, int, LoggedComple
 
 
 def _indexed(items: Sequence[Any], index: str, what: str) -> tuple[int, Any]:
-    if not index.isdecimal() or int(index) >= len(items):
-        raise NotFoundError(f"there is no {what} {index}: {len(items)} are logged, counted from 0")
+    if not _is_number(index) or int(index) >= len(items):
+        raise NotFoundError(
+            f"there is no {what} {shortened(index, _LONGEST_NUMBER)}: {len(items)} are logged, counted from 0"
+        )
     return int(index), items[int(index)]
 
 
 def _counted(query: Query, name: str, default: int) -> int:
     text = query.get(name, "")
-    if text and not (text.isdecimal() and len(text) <= _LONGEST_NUMBER):
+    if text and not _is_number(text):
         raise NotFoundError(f"give `{name}` as a number of rows")
     return int(text) if text else default
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _LONGEST_NUMBER
 
 
 def _path_of(run: Run, node: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -150,6 +152,13 @@ def _errors_as_pages(pages: Pages) -> Any:
             response = _html(pages.error(str(error)), status=404)
         except AlignmentError as error:
             response = _html(pages.error(str(error)), status=502)
+        except web.HTTPException:
+            raise
+        except Exception as error:  # an error of ours: a page says so, in place of an empty answer
+            print(f"{request.method} {request.rel_url}", file=sys.stderr)
+            traceback.print_exc()
+            text = f"this is a defect of alignment, {type(error).__name__}: what `alignment ui` printed says where"
+            response = _html(pages.error(text), status=500)
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "same-origin"  # with `no-referrer`, forms have the origin `null`
         return response

@@ -214,6 +214,26 @@ def test_what_is_not_there_is_a_sentence(browser: httpx.Client, path: str) -> No
     assert '<a href="/">Back to the runs</a>' in answer.text
 
 
+def test_a_number_that_is_too_long_for_python_is_none_of_a_page(browser: httpx.Client) -> None:
+    long = "9" * 5000
+    for path in (long, f"2/groups/{long}", f"2/groups/0/{long}"):
+        assert browser.get(f"/runs/live/rl/steps/{path}").status_code == 404
+
+
+def test_an_error_of_ours_is_a_page_and_in_the_log(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with browsing(store, tmp_path / "cache") as browser:
+        monkeypatch.setattr(StoreReader, "runs", lambda _: 1 // 0)
+        answer = browser.get("/?q=1")
+    assert answer.status_code == 500
+    assert "a defect of alignment, ZeroDivisionError" in answer.text
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    printed = capsys.readouterr().err
+    assert printed.startswith("GET /?q=1\nTraceback")
+    assert "ZeroDivisionError" in printed
+
+
 def test_a_running_stage_shows_its_metrics_and_rollouts_so_far(browser: httpx.Client, store: LocalStore) -> None:
     assert ">waiting<" in browser.get("/runs/live").text
     lease = take_lease(store, lease_path(RL))
