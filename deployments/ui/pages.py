@@ -23,7 +23,8 @@ from rlhf_core.config.texts import is_model_name
 from rlhf_core.errors import StoreError, shortened
 from rlhf_core.pipeline.compared_runs import read_compared_run
 from rlhf_core.pipeline.run_view import Run, run_part
-from rlhf_core.report.charts import curve_charts, histogram_charts
+from rlhf_core.report.charts import Chart, curve_charts, grouped, histogram_charts
+from rlhf_core.report.content import Curves
 from rlhf_core.report.formatting import main_metrics, money
 from rlhf_core.report.node_view import NodeView
 from rlhf_core.report.rollouts import (
@@ -150,7 +151,9 @@ class Pages:
 
     def compare(self, where: Where, query: Query) -> str:
         """Up to six runs: what differs and by how much, once all have ended, and curves of stages of the same name."""
-        runs = [self._run({"run": run_id}) for run_id in dict.fromkeys(query.get("run", "").split())][:_MOST_COMPARED]
+        asked = list(dict.fromkeys(query.get("run", "").split()))
+        runs = [self._run({"run": run_id}) for run_id in asked[:_MOST_COMPARED]]
+        names = {run.run_id: f"{run.name} {run.run_id[-8:]}" for run in runs}
         ended = all(run.record is not None for run in runs)
         repository = self._reader.repository
         content = (
@@ -158,17 +161,23 @@ class Pages:
             if ended and len(runs) > 1
             else None
         )
-        curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
+        return self._rendered(
+            "compare.html", title="Compare", runs=runs, charts=self._side_by_side(names, runs), content=content,
+            samples=_SAMPLES, headline=_headline_metric, names=names, asked=len(asked),
+        )  # fmt: skip
+
+    def _side_by_side(self, names: Mapping[str, str], runs: Sequence[Run]) -> list[Chart]:
+        """Return a chart of each metric that changes in one of the runs, with a line for each run that has it."""
+        curves: dict[str, dict[str, Curves]] = {}  # stage -> run -> its metrics
         for run in runs:
             for node in self._reader.nodes(run):
-                for name, points in self._reader.curves(node).items():
-                    if "/" not in name and len(points) > 1:
-                        curves.setdefault(f"{node.name}: {name}", {})[f"{run.name} {run.run_id[-8:]}"] = points
-        shared = {title: lines for title, lines in curves.items() if len(lines) == len(runs)}
-        return self._rendered(
-            "compare.html", title="Compare", runs=runs, charts=curve_charts(shared), content=content, samples=_SAMPLES,
-            headline=_headline_metric, names={run.run_id: f"{run.name} {run.run_id[-8:]}" for run in runs},
-        )  # fmt: skip
+                curves.setdefault(node.name, {})[names[run.run_id]] = self._reader.curves(node)
+        charts: dict[str, Curves] = {}
+        for stage, of_runs in curves.items():
+            drawn = [group for each in of_runs.values() for group in grouped(each).charts.values()]
+            for metric in dict.fromkeys(name for group in drawn for name in group if not name.startswith("seconds/")):
+                charts[f"{stage}: {metric}"] = {run: each[metric] for run, each in of_runs.items() if metric in each}
+        return curve_charts(charts)
 
     def models(self, where: Where, query: Query) -> str:
         """The models of the registry: the champion of each, since when, and whether a candidate waits for a person."""

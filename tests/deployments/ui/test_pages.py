@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -325,6 +326,28 @@ def test_compared_runs_show_what_differs_and_by_how_much(browser: httpx.Client, 
     assert "rl: reward" in page
     live = browser.get("/compare", params={"run": [runs[0].run_id, "live"]})
     assert "compared when all runs have ended" in live.text
+
+
+def test_compared_runs_show_each_curve_that_one_of_them_has(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    for run, metrics in {"one": {"kl": [1, 2], "rate": [1, 1]}, "two": {"reward/exact": [0, 1], "kl": [3, 3]}}.items():
+        lines = [{"step": i} | {name: values[i] for name, values in metrics.items()} for i in range(2)]
+        folder = tmp_path / run
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text(
+            "".join(json.dumps(line | {"seconds/a": line["step"]}) + "\n" for line in lines)
+        )
+        publish(store, ref_of(run, "rl"), folder)
+        record(store, [NodeRecord(name="rl", ref=ref_of(run, "rl"), outcome="computed")], run)
+    for number in range(6):
+        record(store, [], f"more-{number}")
+    with browsing(store, tmp_path / "cache") as browser:
+        page = browser.get("/compare", params={"run": ["one", "two"]}).text
+        many = browser.get("/compare", params={"run": ["one", "two", *(f"more-{number}" for number in range(6))]}).text
+    lines = {chart["title"]: [line["name"] for line in chart["lines"]] for chart in data_of(page, "charts")["charts"]}
+    assert lines == {"rl: kl": ["made one", "made two"], "rl: reward/exact": ["made two"]}
+    assert "chosen.</p>" not in page
+    assert "These are the first 6 of the 8 runs that were chosen." in many
 
 
 def test_a_failed_run_begins_with_the_error_and_what_a_retry_does(tmp_path: Path) -> None:
