@@ -16,6 +16,7 @@ from rlhf_core.artifacts.store import Store
 from rlhf_core.config.prices import PricesConfig
 from rlhf_core.config.stages.loop import RoundConfig
 from rlhf_core.config.texts import is_model_name
+from rlhf_core.errors import StoreError
 from rlhf_core.evaluation.intervals import Estimate
 from rlhf_core.evaluation.stored import scorers
 from rlhf_core.evaluation.verdict import Criterion
@@ -86,7 +87,10 @@ def read_loop(reader: StoreReader, name: str) -> LoopView | None:
     def ended(end: RoundEnd) -> RoundView:
         known = first if first is not None and first.ref == end.record else None
         key = "round", name, end.number, prices and prices.model_dump_json()
-        return reader.once(key, lambda: _round(reader, rounds, end, known, start, prices))
+        try:
+            return reader.once(key, lambda: _round(reader, rounds, end, known, start, prices))
+        except StoreError:  # samples are gone; what else is known of the round is worth a line
+            return _round(reader, rounds, end, known, None, prices, compares=False)
 
     views = list(reader.pool.map(ended, ends))
     if unfinished is not None:
@@ -108,9 +112,13 @@ def read_loop(reader: StoreReader, name: str) -> LoopView | None:
 
 def _round(
     reader: StoreReader, rounds: Rounds, end: RoundEnd, record: Manifest | None, start: Manifest | None,
-    prices: PricesConfig | None,
+    prices: PricesConfig | None, compares: bool = True,
 ) -> RoundView:  # fmt: skip
-    """Return a round that has ended. record: its artifact, if it is known already."""
+    """Return a round that has ended. record: its artifact, if it is known already. compares: evaluations, where its own
+    comparison did not.
+
+    Raises StoreError if their samples are gone.
+    """
     repository = reader.repository
     if record is None and end.record is not None:
         record = repository.stored_manifest(end.record)
@@ -129,7 +137,12 @@ def _round(
     criterion = Criterion("difference", gate.scorer, gate.completions, -gate.margin, strict=False)
 
     def against(evaluation: Manifest | None, metric: str) -> Estimate | None:
-        if (measured := _measured(record, metric)) is not None or evaluation is None or candidate is None:
+        if (
+            (measured := _measured(record, metric)) is not None
+            or evaluation is None
+            or candidate is None
+            or not compares
+        ):
             return measured
         found = reader.difference(evaluation, candidate, criterion)
         return None if found is None else Estimate(found.value, found.low, found.high)

@@ -73,16 +73,17 @@ class Pages:
         """A run: its result in a sentence, its stages and when they ran, its evaluations, samples, and its curves."""
         run = self._run(where)
         nodes = self._reader.nodes(run)
-        content, costs, inputs = self._reader.content(nodes), self._reader.costs(run), self._reader.inputs(nodes)
+        costs, inputs = self._reader.costs(run), self._reader.inputs(nodes)
+        content, problems = self._reader.content(nodes)
         curves = dict(content.curves if content is not None else {})
         curves |= {node.name: self._reader.curves(node) for node in nodes if node.state == "running"}
         logged = {node.name: steps[-1] for node in nodes if (steps := self._reader.logged_steps(node))}
         part = run_part(self._reader.repository, run, nodes, inputs, costs.stages, curves, logged)
         drawn = [node for node in nodes if node.name in curves]
-        last = self._section(run, drawn[-1]) if drawn else None
+        last = self._section(run, drawn[-1], curves[drawn[-1].name]) if drawn else None
         return self._rendered(
             "run.html", title=run.name, refresh=run.record is None, run=run, content=content, section=last,
-            charts=last is not None, with_curves=drawn, retried=self._retried(run, nodes),
+            charts=last is not None, with_curves=drawn, problems=problems, retried=self._retried(run, nodes),
             **run_context(part, partial(_path_of, run)),
         )  # fmt: skip
 
@@ -92,6 +93,7 @@ class Pages:
         Of a dataset also its rows: `rows` of them from the row `from`.
         """
         run, node = self._node(where)
+        curves, problem = self._curves(node)
         uses = read_uses(self._reader.repository.store, node.ref)
         data = None
         if node.manifest is not None and node.manifest.kind == Kind.DATASET:
@@ -99,8 +101,9 @@ class Pages:
             data = read_dataset_view(self._reader, run, node, start, min(max(1, count), MOST_ROWS))
         return self._rendered(
             "node.html", title=f"{run.name}: {node.name}", refresh=node.state == "running", run=run, node=node,
-            section=self._section(run, node), charts=True, here=_path_of(run, node.name), data=data,
-            most_rows=MOST_ROWS, place=partial(_path_of, run), resources=resource_charts(uses), attempts=len(uses),
+            section=self._section(run, node, curves), problem=problem, charts=True, here=_path_of(run, node.name),
+            data=data, most_rows=MOST_ROWS, place=partial(_path_of, run), resources=resource_charts(uses),
+            attempts=len(uses),
         )  # fmt: skip
 
     def step(self, where: Where, query: Query) -> str:
@@ -156,14 +159,16 @@ class Pages:
         names = {run.run_id: f"{run.name} {run.run_id[-8:]}" for run in runs}
         ended = all(run.record is not None for run in runs)
         repository = self._reader.repository
-        content = (
-            diff_runs([read_compared_run(repository, run.run_id, follows) for run in runs], samples=None)
-            if ended and len(runs) > 1
-            else None
-        )
+        content, problem = None, "" if ended else "Evaluations and settings are compared when all runs have ended."
+        if ended and len(runs) > 1:
+            try:
+                content = diff_runs([read_compared_run(repository, each, follows) for each in names], samples=None)
+            except StoreError as error:
+                problem = str(error)
         return self._rendered(
             "compare.html", title="Compare", runs=runs, charts=self._side_by_side(names, runs), content=content,
             samples=_SAMPLES, headline=_headline_metric, names=names, asked=len(asked),
+            problem=problem,
         )  # fmt: skip
 
     def _side_by_side(self, names: Mapping[str, str], runs: Sequence[Run]) -> list[Chart]:
@@ -171,7 +176,7 @@ class Pages:
         curves: dict[str, dict[str, Curves]] = {}  # stage -> run -> its metrics
         for run in runs:
             for node in self._reader.nodes(run):
-                curves.setdefault(node.name, {})[names[run.run_id]] = self._reader.curves(node)
+                curves.setdefault(node.name, {})[names[run.run_id]], _ = self._curves(node)
         charts: dict[str, Curves] = {}
         for stage, of_runs in curves.items():
             drawn = [group for each in of_runs.values() for group in grouped(each).charts.values()]
@@ -262,11 +267,18 @@ class Pages:
                 retried["computes"].append(node.name)
         return {verb: stages for verb, stages in retried.items() if stages}
 
-    def _section(self, run: Run, node: NodeView) -> StageSection:
+    def _curves(self, node: NodeView) -> tuple[Curves, str]:
+        """Return the metrics of a stage, or none and why they cannot be read."""
+        try:
+            return self._reader.curves(node), ""
+        except StoreError as error:
+            return {}, str(error)
+
+    def _section(self, run: Run, node: NodeView, curves: Curves) -> StageSection:
         here, names = _path_of(run, node.name), {ref: name for name, ref in run.nodes.items()}
         steps = [(step, f"{here}/steps/{step}") for step in self._reader.logged_steps(node)]
         attempts = [] if node.manifest is not None else attempts_at(self._reader.repository.store, node.ref, None)
-        return stage_section(node, self._reader.curves(node), names, steps, attempts)
+        return stage_section(node, curves, names, steps, attempts)
 
     def _rendered(self, template: str, **context: Any) -> str:
         return self._templates.get_template(template).render(**context)

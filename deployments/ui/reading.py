@@ -27,7 +27,7 @@ from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.artifacts.store import is_path
 from rlhf_core.contract import Input
 from rlhf_core.data.reading import IMAGES_FOLDER as DATASET_IMAGES
-from rlhf_core.errors import AlignmentError, IntegrityError, one_line
+from rlhf_core.errors import AlignmentError, IntegrityError, StoreError, one_line
 from rlhf_core.evaluation.stored import difference
 from rlhf_core.evaluation.verdict import Comparison, Criterion
 from rlhf_core.pipeline.record import read_record, read_start
@@ -102,11 +102,15 @@ class StoreReader:
         """Return one stage of a run with its state now; None if the run has none of this name."""
         return node_view(self.repository, run, name) if name in run.nodes else None
 
-    def content(self, nodes: Sequence[NodeView]) -> Content | None:
-        """Return the content of the report for the stages that are done; None if none is."""
+    def content(self, nodes: Sequence[NodeView]) -> tuple[Content | None, list[str]]:
+        """Return the content of the report for the stages that are done, None if none is; and why some of these cannot
+        be read.
+        """
         done = [node for node in nodes if node.manifest is not None and node.manifest.kind != Kind.REPORT]
-        inputs = dict(zip((node.name for node in done), self.pool.map(self._input, done), strict=True))
-        return gather(inputs, samples=_SAMPLES) if inputs else None
+        read = dict(zip((node.name for node in done), self.pool.map(self._input, done), strict=True))
+        inputs = {name: each for name, each in read.items() if isinstance(each, Input)}
+        problems = [f"{name}: {each}" for name, each in read.items() if isinstance(each, StoreError)]
+        return gather(inputs, samples=_SAMPLES) if inputs else None, problems
 
     def costs(self, run: Run) -> RunCosts:
         """Return what the stages of a run took, also of one that has not ended."""
@@ -132,9 +136,9 @@ class StoreReader:
         return made
 
     def curves(self, node: NodeView) -> Curves:
-        """Return the metrics of a stage that is done or still computed, by name."""
+        """Return the metrics of a stage that is done or still computed, by name. Raises StoreError if they are gone."""
         if node.manifest is not None:
-            return curves_of(self._input(node).folder / METRICS_FILE)
+            return curves_of(self.repository.fetch(node.ref, self.cache, {METRICS_FILE}) / METRICS_FILE)
         return curves_of(LiveFiles(self.repository.store, node.ref).get(METRICS_FILE) or b"")
 
     def logged_steps(self, node: NodeView) -> list[int]:
@@ -199,8 +203,11 @@ class StoreReader:
         except IntegrityError:
             return None
 
-    def _input(self, node: NodeView) -> Input:
+    def _input(self, node: NodeView) -> Input | StoreError:
+        """Return the files of a stage that is done, or why the store cannot give them."""
         assert node.manifest is not None
-        return Input(
-            node.manifest, self.repository.fetch(node.ref, self.cache, {METRICS_FILE, SAMPLES_FILE, VERDICT_FILE})
-        )
+        try:
+            folder = self.repository.fetch(node.ref, self.cache, {METRICS_FILE, SAMPLES_FILE, VERDICT_FILE})
+        except StoreError as error:
+            return error
+        return Input(node.manifest, folder)

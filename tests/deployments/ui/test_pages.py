@@ -308,6 +308,33 @@ def test_damaged_documents_are_named_and_hide_no_other_run(browser: httpx.Client
     store.put(blob_path(damaged.sha256), kept)
 
 
+def test_a_blob_that_is_gone_takes_no_page_away(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    write_demo(ArtifactRepository(store), runs=2, steps=2)
+    runs = StoreReader(ArtifactRepository(store), Path("unused")).runs()
+    for blob in store.list("blobs/"):
+        store.delete(blob)
+    with browsing(store, tmp_path / "cache") as browser:
+        page, stage, compared, loop = (
+            browser.get(path).text
+            for path in (
+                f"/runs/{runs[0].run_id}", f"/runs/{runs[0].run_id}/rl",
+                f"/compare?run={runs[0].run_id}&run={runs[1].run_id}", "/loops/nightly",
+            )
+        )  # fmt: skip
+    assert re.findall(r'<p class="note">(base|rl|evaluation\.\w+): ', page) == [
+        "rl",
+        "evaluation.base",
+        "evaluation.rl",
+    ]
+    assert '<h2 id="stages">Stages</h2>' in page
+    assert "<summary>Settings</summary>" in stage
+    assert '<p class="note">' in stage
+    assert "<td>time</td>" in compared
+    assert re.findall(r'<a href="/runs/\w+">(\d)</a>', loop) == ["2", "1"]
+    assert len(re.findall(r"<span[^>]*>([+-]\d\.\d{3})</span>", loop)) == 2
+
+
 def test_compared_runs_show_what_differs_and_by_how_much(browser: httpx.Client, store: LocalStore) -> None:
     runs = [run for run in StoreReader(ArtifactRepository(store), Path("unused")).runs() if run.name == "sums"]
     one, two = (f"sums {run.run_id[-8:]}" for run in reversed(runs))
