@@ -83,8 +83,9 @@ def _score(trajectories: Sequence[Trajectory], scorers: Mapping[str, TrajectoryR
 
 
 def _scores(name: str, scorer: TrajectoryReward, trajectories: Sequence[Trajectory]) -> list[float]:
-    """Return the scores, or the rewards of a scorer without scores. Raises RewardError if one is not in 0-1."""
+    """Return the scores, or the rewards of a scorer without scores. Raises RewardError unless each is in 0-1."""
     result = scorer(trajectories)
+    result.require_applicable()
     scores = [reward if score is None else score for reward, score in zip(result.rewards, result.scores, strict=True)]
     for trajectory, score in zip(trajectories, scores, strict=True):
         if not 0 <= score <= 1:

@@ -133,7 +133,7 @@ def _ground_truth(row: Row, name: str) -> Any:
 
 class _TRL:
     """`f(prompts, completions, log_extra, log_metric, **columns)`, by name, with a batch; a function without `**` gets
-    those that it names. It returns a number or None for each completion.
+    those that it names. It returns a number for each completion, or None for one that it does not apply to.
     """
 
     conversational = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlhf_core.errors import RewardError
@@ -29,11 +29,21 @@ class RewardResult:
     failures: dict[int, str] = field(
         default_factory=dict
     )  # completion -> why it has no reward, where that is tolerated
+    inapplicable: frozenset[int] = frozenset()  # completions that the reward says nothing of; theirs is 0
 
     def totals(self) -> list[float]:
-        """Total reward of each completion, including those of its steps."""
+        """Total reward of each completion, including those of its steps. Raises RewardError if one has none."""
+        self.require_applicable()
         steps = self.steps or [[]] * len(self.rewards)
         return [math.fsum([reward, *of_steps]) for reward, of_steps in zip(self.rewards, steps, strict=True)]
+
+    def require_applicable(self) -> None:
+        """Raise RewardError unless the reward applies to each completion."""
+        if self.inapplicable:
+            raise RewardError(
+                f"completion {min(self.inapplicable)}: the reward is None, which means that it does not apply: here "
+                "each completion needs one"
+            )
 
     def of(self, indexes: Sequence[int]) -> RewardResult:
         """Select completions, none of which has failed."""
@@ -43,6 +53,7 @@ class RewardResult:
             {name: [values[index] for index in indexes] for name, values in self.extra.items()},
             None if self.steps is None else [self.steps[index] for index in indexes],
             self.separator,
+            inapplicable=frozenset(new for new, index in enumerate(indexes) if index in self.inapplicable),
         )
 
 
@@ -113,8 +124,12 @@ def without_repeated(values: list[Any]) -> list[Any]:
     ]
 
 
-def checked_result(values: object, count: int, name: str, tolerated_failures: float = 0.0) -> RewardResult:
+def checked_result(
+    values: object, count: int, name: str, tolerated_failures: float = 0.0, *, may_not_apply: bool = False
+) -> RewardResult:
     """Validate a reward's return value: `count` numbers or mappings {reward, score, steps, other metrics}.
+
+    may_not_apply: a reward may be None for a completion that it does not apply to.
 
     Raises RewardError if it is anything else, a number is not finite, or a score is outside 0-1. Up to the share
     `tolerated_failures` of the completions may be invalid, or have a RewardError in place of their value.
@@ -125,6 +140,11 @@ def checked_result(values: object, count: int, name: str, tolerated_failures: fl
         raise RewardError(f"{name} returned {len(values)} values for {count} completions")
     judged: dict[int, _Judged] = {}
     failures: dict[int, str] = {}
+    inapplicable: frozenset[int] = frozenset()
+    if may_not_apply:
+        given = [value if isinstance(value, Mapping) else {"reward": value} for value in values]
+        inapplicable = frozenset(index for index, each in enumerate(given) if each.get("reward", 0) is None)
+        values = [{**each, "reward": 0.0} if i in inapplicable else values[i] for i, each in enumerate(given)]
     for index, value in enumerate(values):
         try:
             judged[index] = _judged(value, f"{name}, completion {index}")
@@ -134,7 +154,7 @@ def checked_result(values: object, count: int, name: str, tolerated_failures: fl
             failures[index] = str(error)
     if len(failures) > tolerated_failures * count:
         raise RewardError(_too_many(name, failures, count, tolerated_failures))
-    return _aligned(judged, failures, count, name)
+    return replace(_aligned(judged, failures, count, name), inapplicable=inapplicable)
 
 
 @dataclass(frozen=True, slots=True)

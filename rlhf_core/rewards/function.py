@@ -43,7 +43,8 @@ class RewardFunction:
             values += tolerated(share, len(batch[0]), self._values, batch)
         if self._config.form == "openrlhf":
             values = without_repeated(values)
-        result = checked_result(values, len(completions), self._name, share)
+        of_trl = self._config.form in ("trl", "trl_conversational")
+        result = checked_result(values, len(completions), self._name, share, may_not_apply=of_trl)
         return replace(result, separator=self._config.separator)
 
     def close(self) -> None:

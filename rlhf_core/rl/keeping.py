@@ -71,8 +71,8 @@ def rollout_rows(
 ) -> Iterator[Row]:
     """Yield a row for each prompt, with the tokens of its completions.
 
-    A completion's `reward` is its total reward, step rewards included; its `rewards` are those named by `rewards`,
-    before weights and shaping. tokenizer: its digest.
+    A completion's `reward` is its total reward, step rewards included; its `rewards` are those named by `rewards`
+    that apply to it, before weights and shaping. tokenizer: its digest.
     """
     for _, group in groupby(trajectories, key=lambda t: (t.prompt.id, t.messages)):
         completions = list(group)
@@ -81,7 +81,7 @@ def rollout_rows(
             {
                 **completion_entry(t, logprobs=True),
                 "reward": t.total_reward,
-                "rewards": {name: t.extra[name] for name in rewards},
+                "rewards": {name: t.extra[name] for name in rewards if name in t.extra},
             }
             for t in completions
         ]

@@ -93,7 +93,9 @@ class Loop:
             group_size = self.config.settings.group_size
             groups = torch.arange(len(trajectories) // group_size).repeat_interleave(group_size)
             by_name = {
-                name: torch.tensor([t.extra[name] for t in trajectories]) for name in self.config.settings.rewards
+                # 0 of a reward that does not apply, as in the sum
+                name: torch.tensor([t.extra.get(name, 0.0) for t in trajectories])
+                for name in self.config.settings.rewards
             }
             batch = self.algorithm.advantages(scored, rewards, groups, self.trainer.kl_coefficient, by_name)
             require_finite(batch, trajectories)
@@ -140,7 +142,7 @@ def describe(trajectories: Sequence[Trajectory], rollouts: Rollouts) -> dict[str
         "entropy": float(-rollouts.rollout_logprobs[rollouts.loss_mask].sum()) / tokens,
         "distinct": _mean([len({t.completion for t in group}) / len(group) for group in by_prompt.values()]),
     }
-    for name in trajectories[0].extra:
+    for name in dict.fromkeys(name for t in trajectories for name in t.extra):
         values = [t.extra[name] for t in trajectories if name in t.extra]
         metrics[f"reward/{name}"] = _mean(values)
     for name in sorted({name for t in trajectories for name in t.environment_metrics}):

@@ -32,6 +32,7 @@ class RewardPipeline:
 
     1. Every reward judges every completion, a reward of groups those of a prompt together; a failure, a wrong number
        of values or a non-finite one ends the run, except for the share that the reward's `tolerated_failures` allows.
+       A reward may leave out completions that it does not apply to, but not all rewards the same one.
     2. Their weighted sum. Step rewards are weighted too, summed at the last tokens of the steps, and not shaped.
     3. Shaping (rewards/shaping.py): overlong penalty, truncation, clipping, running normalisation.
     Dynamic filtering (rl/collector.py) uses scores, which are neither weighted nor shaped; advantages follow it.
@@ -70,6 +71,7 @@ class RewardPipeline:
             for index, why in list(result.failures.items())[:_SHOWN_FAILURES]:
                 print(f"reward {name}, tolerated: {why} (prompt {trajectories[index].prompt.id})", flush=True)
         failed = {group_of[index] for result in results.values() for index in result.failures}
+        failed |= {group_of[index] for index in self._unjudged(trajectories, results)}
         kept = [index for index, number in enumerate(group_of) if number not in failed]
         with_rewards = iter(
             self._rewarded([trajectories[index] for index in kept], {name: r.of(kept) for name, r in results.items()})
@@ -77,6 +79,24 @@ class RewardPipeline:
         return [
             None if number in failed else list(islice(with_rewards, len(group))) for number, group in enumerate(groups)
         ]
+
+    def _unjudged(self, trajectories: Sequence[Trajectory], results: Mapping[str, RewardResult]) -> list[int]:
+        """Return the completions that no reward applies to, which count as failures of each.
+
+        Raises RewardError if there are more than each reward tolerates.
+        """
+        if not results:
+            return []
+        unjudged = sorted(frozenset.intersection(*(result.inapplicable for result in results.values())))
+        tolerated = min(getattr(self._settings.rewards[name], "tolerated_failures", 0.0) for name in results)
+        if len(unjudged) > tolerated * len(trajectories):
+            raise RewardError(
+                f"completion {unjudged[0]}, row {trajectories[unjudged[0]].prompt.id}: no reward applies to it: "
+                f"{', '.join(results)} returned None"
+            )
+        for name in results:
+            self._failures[name] += len(unjudged)
+        return unjudged
 
     def _rewarded(self, trajectories: Sequence[Trajectory], results: Mapping[str, RewardResult]) -> list[Trajectory]:
         """Return `trajectories`, for none of which a reward failed, with their rewards from `results`."""
@@ -101,7 +121,7 @@ class RewardPipeline:
                 score=results[scored_by].scores[index] if scored_by else None,
                 step_rewards=steps[index][0] if steps else None,
                 step_ends=steps[index][1] if steps else None,
-                extra={name: values[index] for name, values in metrics.items()},
+                extra={name: values[index] for name, values in metrics.items() if index in values},
             )
             for index, trajectory in enumerate(trajectories)
         ]
@@ -164,17 +184,25 @@ class RewardPipeline:
         self._shaping.load_state_dict(state["shaping"])
 
 
-def _metrics(results: Mapping[str, RewardResult], count: int, scored_by: str | None) -> dict[str, list[float]]:
-    """Return values by completion: `name`, its unweighted reward with steps, and `name/metric`, the other values."""
-    metrics: dict[str, list[float]] = {}
+def _metrics(results: Mapping[str, RewardResult], count: int, scored_by: str | None) -> dict[str, Mapping[int, float]]:
+    """Return values by completion: `name`, its unweighted reward with steps, and `name/metric`, the other values.
+
+    A completion that a reward does not apply to has none of its values.
+    """
+    metrics: dict[str, Mapping[int, float]] = {}
     for name, result in results.items():
-        metrics[name] = result.totals()
+        steps = result.steps or [[]] * count
+        by_name: dict[str, Sequence[float]] = {
+            name: [math.fsum([reward, *of_steps]) for reward, of_steps in zip(result.rewards, steps, strict=True)]
+        }
         if result.steps is not None:
-            metrics[f"{name}/steps"] = [float(len(steps)) for steps in result.steps]
+            by_name[f"{name}/steps"] = [float(len(steps)) for steps in result.steps]
         scores = [score for score in result.scores if score is not None]
         if len(scores) == count and name != scored_by:
-            metrics[f"{name}/score"] = scores
-        metrics |= {f"{name}/{extra}": values for extra, values in result.extra.items()}
+            by_name[f"{name}/score"] = scores
+        by_name |= {f"{name}/{extra}": values for extra, values in result.extra.items()}
+        applicable = [index for index in range(count) if index not in result.inapplicable]
+        metrics |= {key: {index: values[index] for index in applicable} for key, values in by_name.items()}
     return metrics
 
 
@@ -207,6 +235,7 @@ def monitor(trajectories: Sequence[Trajectory], monitors: Mapping[str, Trajector
     metrics = {}
     for name, scorer in monitors.items():
         result = scorer(trajectories)
-        rewards = [reward for index, reward in enumerate(result.rewards) if index not in result.failures]
+        left_out = result.failures.keys() | result.inapplicable
+        rewards = [reward for index, reward in enumerate(result.rewards) if index not in left_out]
         metrics[f"monitor/{name}"] = math.fsum(rewards) / len(rewards) if rewards else math.nan
     return metrics

@@ -51,12 +51,12 @@ def test_trl_gets_texts_and_columns(judge: Judge) -> None:
     assert judge("trl_text.py", "trl", "shortness", samples).rewards == [-35.0, -18.0]
 
 
-def test_none_of_trl_is_a_failure_and_no_zero(judge: Judge) -> None:
+def test_none_of_trl_is_a_reward_that_does_not_apply(judge: Judge) -> None:
     samples = [("<answer>4</answer>", "2+2", {"ground_truth": "4"}), ("a poem", "write", {"theme": "sea"})]
-    with pytest.raises(RewardError, match=r"accuracy_reward, completion 1: the reward is None, expected a number"):
-        judge("trl_text.py", "trl", "accuracy_reward", samples)
-    result = judge("trl_text.py", "trl", "accuracy_reward", samples, tolerated_failures=0.5)
-    assert (result.rewards[0], list(result.failures)) == (1.0, [1])
+    result = judge("trl_text.py", "trl", "accuracy_reward", samples)
+    assert (result.rewards, result.inapplicable, result.failures) == ([1.0, 0.0], {1}, {})
+    with pytest.raises(RewardError, match="completion 1: the reward is None, which means that it does not apply"):
+        result.totals()  # in an evaluation
 
 
 def test_a_function_of_trl_without_further_arguments_gets_those_that_it_names(judge: Judge) -> None:

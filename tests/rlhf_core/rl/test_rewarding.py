@@ -27,13 +27,18 @@ MAX_TOKENS = 8
 class Values:
     """A reward that gives what it was made with."""
 
-    def __init__(self, *values: Any, separator: str = "\n", tolerated: float = 0.0) -> None:
+    def __init__(
+        self, *values: Any, separator: str = "\n", tolerated: float = 0.0, may_not_apply: bool = False
+    ) -> None:
         self._values = list(values)
+        self._may_not_apply = may_not_apply
         self._tolerated = tolerated
         self._separator = separator
 
     def __call__(self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Any]) -> RewardResult:
-        result = checked_result(self._values, len(completions), "values", self._tolerated)
+        result = checked_result(
+            self._values, len(completions), "values", self._tolerated, may_not_apply=self._may_not_apply
+        )
         return replace(result, separator=self._separator)
 
     def close(self) -> None: ...
@@ -95,6 +100,25 @@ def test_prompts_with_a_tolerated_failure_are_left_out_counted_and_in_no_statist
     assert ours.take_failures() == {"reward/a/failures": 1.0}
     assert ours.take_failures() == {"reward/a/failures": 0.0}
     assert ours.state_dict() == alone.state_dict()
+
+
+def test_a_reward_that_does_not_apply_adds_nothing_to_the_sum() -> None:
+    sums = Values(1.0, None, may_not_apply=True)
+    poems = Values({"reward": None, "lines": 0}, {"reward": 3.0, "lines": 2}, may_not_apply=True)
+    ours = pipeline({"sums": sums, "poems": poems}, {"poems": 2.0})
+    first, second = judge(ours, trajectory("a"), trajectory("b"))
+    assert (first.reward, first.extra) == (1.0, {"sums": 1.0})
+    assert (second.reward, second.extra) == (6.0, {"poems": 3.0, "poems/lines": 2.0})
+
+
+def test_a_completion_that_no_reward_applies_to_is_a_failure() -> None:
+    nothing = Values(1.0, None, may_not_apply=True)
+    with pytest.raises(RewardError, match="completion 1, row p: no reward applies to it: a returned None"):
+        pipeline({"a": nothing})([[trajectory("a"), trajectory("b")]])
+    tolerant = pipeline({"a": Values(1.0, None, may_not_apply=True, tolerated=0.5)})
+    judged, left_out = tolerant([[trajectory("a")], [trajectory("b")]])
+    assert (judged is None, left_out) == (False, None)
+    assert tolerant.take_failures() == {"reward/a/failures": 1.0}
 
 
 def test_all_may_fail_and_nothing_is_left() -> None:
