@@ -87,7 +87,7 @@ FURTHER: Mapping[str, Any] = {
     "top_logprobs": {"dataset": "talks", "max_length": 64},
     "calibration": {},
     "benchmark": {},
-    "gate": {},
+    "gate": {"candidate": "rl", "better": {"exact": {"by": 0.0}}},
     "reward_model": {name: value for name, value in REST["helpful"].items() if name != "stage"},
 }
 
@@ -136,7 +136,11 @@ def whole(block: dict[str, Any]) -> dict[str, Any]:
     """A recipe that holds `block`, completed by what the page leaves out."""
     if "name" in block:
         return block | ({"evaluation": REST["evaluation"]} if block.get("evaluation") == "…" else {})
-    given = {name: stage for name, stage in block.items() if name not in ("data", "prices")}
+    given = {
+        name: {"stage": "sft"} if "ref" in stage else stage  # no store has it: a model of the recipe in its place
+        for name, stage in block.items()
+        if name not in ("data", "prices")
+    }
     order = list(given) if "base" in given and len(given) > 1 else in_order(given)
     if "evaluation" not in given and "evaluation" in order:
         order = [*(name for name in order if name != "evaluation"), "evaluation"]
@@ -258,6 +262,39 @@ def test_the_tutorials_show_what_init_writes(method: Method, tmp_path: Path) -> 
     assert f"{at}{evaluation}" in page  # once for all starters with the same
     for file in [*(STARTERS / method).glob("*.py"), *SHARED.glob("*.py")]:
         assert file.read_text().strip() in page
+
+
+@pytest.mark.parametrize("block", list(blocks("python")))
+def test_all_python_compiles(block: str) -> None:
+    compile(block, "a page", "exec")
+
+
+def test_the_first_page_shows_the_block_of_tiny_and_a_reward_that_runs() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    recipe, reward = (
+        re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) for language in ("yaml", "python")
+    )
+    yaml = YAML(typ="safe", pure=True)
+    shown, tiny = yaml.load(recipe[0])["rl"], yaml.load(ROOT / "deployments/recipes/tiny.yaml")["rl"]
+    assert shown == {key: tiny[key] for key in shown}
+    exec(reward[0], names := {})  # type: ignore[var-annotated]
+    assert names["reward"](["It is Four.", "five"], ["2+2?"] * 2, [{"answer": "four"}] * 2) == [1.0, 0.0]
+
+
+def test_the_reward_of_its_page_runs() -> None:
+    page = (ROOT / "docs/guides/rewards.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(block, names := {})  # type: ignore[var-annotated]
+    assert names["brevity"](["four", "fifteen"], ["2+2?"] * 2, [{}] * 2, longest=5) == [
+        {"reward": -0.8, "score": 1.0}, {"reward": -1.4, "score": 0.0},
+    ]  # fmt: skip
+
+
+def test_the_entry_of_the_page_on_plugins_is_that_of_the_example() -> None:
+    page = (ROOT / "docs/guides/plugins.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    file = (ROOT / "examples/plugin/src/alignment_example/reward.py").read_text(encoding="utf-8")
+    assert [part for part in block.split("\n\n\n") if part not in file] == []
 
 
 def test_the_python_of_its_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -43,6 +44,29 @@ def test_the_result_on_the_first_page_is_the_stored_one() -> None:
     assert shown is not None
     before, after = ([float(value) for value in re.findall(r"\d\.\d+", part)] for part in shown.groups())
     assert {"sft": before, "rl": after} == read("tiny").figures
+
+
+MINUTES = {2: "two", 3: "three", 4: "four", 5: "five"}
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("README.md", "runs this block, in about {words} minutes."),
+        ("docs/tutorials/first-run.md", "in [about {words} minutes](../reference/benchmarks.md)"),
+        ("docs/operate/scale.md", "| `tiny` (0.65 M) | 2 CPU cores | [{minutes} min]"),
+    ],
+)
+def test_the_pages_that_tell_how_long_the_demo_takes(page: str, text: str) -> None:
+    minutes = round(statistics.mean(cast(Any, read("demo").figures["seconds"])) / 60)
+    words = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert text.format(minutes=minutes, words=MINUTES[minutes]) in words
+
+
+def test_the_speed_on_the_first_page_is_the_stored_one() -> None:
+    speed = {name: cast(Any, read("gpu").figures[name])["of_trl"] for name in ("grpo-tree", "grpo-packed")}
+    with_tree, without = (" and ".join(map(str, speed[name])) for name in speed)
+    assert f"**{with_tree}** × TRL; {without} |" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The plan of a node, with its reasons."""
 
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,6 +35,7 @@ from tests.services import S3Server
 
 pytestmark = pytest.mark.parts
 
+README = Path(__file__).parents[3] / "README.md"
 RECIPE = """
 name: planned
 data: {talks: {format: conversations, source: {type: files, paths: [talks.jsonl]}}}
@@ -82,6 +84,17 @@ def test_nothing_is_there_then_everything_is_reused(tmp_path: Path, repository: 
     assert list(repository.store.list("")) == []
     publish_all(loaded, repository, tmp_path / "files")
     assert said(loaded, repository) == dict.fromkeys(["base", "data.talks", "sft"], "reuse: made 2026-01-02 03:04")
+
+
+@pytest.mark.parametrize("store_url", ["local"], indirect=True)
+def test_the_plan_on_the_first_page_is_that_of_tiny(tmp_path: Path, repository: ArtifactRepository) -> None:
+    publish_all(load_recipe("tiny", []), repository, tmp_path / "files")
+    nodes = planned(load_recipe("tiny", ["sft.epochs=4"]), repository)
+    computed = [(node.name, node.action, node.why) for node in nodes if node.action == "compute"]
+    page = README.read_text(encoding="utf-8")
+    assert f"tiny: {len(computed)} to compute, {len(nodes) - len(computed)} to reuse\n" in page
+    rows = re.findall(r"^│ (\S+) +│ (\w+) │ (.+)$", page, re.MULTILINE)
+    assert [row for row in computed if row[0] in ("sft", "rl", "evaluation.sft")] == rows
 
 
 @pytest.mark.parametrize("store_url", ["local"], indirect=True)
