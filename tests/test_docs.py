@@ -373,7 +373,7 @@ def test_every_command_and_option_that_a_page_names_exists() -> None:
 
 
 def test_every_folder_of_code_is_in_the_table_of_folders() -> None:
-    page = (ROOT / "docs/design/folders.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/folders.md").read_text(encoding="utf-8")
     table = page.partition("## Folders\n")[2].partition("\n## ")[0]
     named = {found[1] for found in re.finditer(r"^\| `([\w/]+)/` \|", table, re.MULTILINE)}
     packages = {f"rlhf_core/{file.parent.name}" for file in (ROOT / "rlhf_core").glob("*/__init__.py")}
