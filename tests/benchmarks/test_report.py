@@ -63,6 +63,17 @@ def test_the_pages_that_tell_how_long_the_demo_takes(page: str, text: str) -> No
     assert text.format(minutes=minutes, words=MINUTES[minutes]) in words
 
 
+def test_the_page_on_cost_has_the_least_and_most_planned_memory() -> None:
+    planned = [
+        cast(Any, case)["planned_of_peak"]
+        for name in ("plan-memory", "plan-memory-135m", "plan-memory-300m")
+        for case in read(name).figures.values()
+    ]
+    values = [value for each in planned for value in (each if isinstance(each, list) else [each])]
+    page = " ".join((ROOT / "docs/operate/cost.md").read_text(encoding="utf-8").split())
+    assert f"the prediction was {min(values):.2f} to {max(values):.2f} of" in page
+
+
 def test_the_speed_on_the_first_page_is_the_stored_one() -> None:
     speed = {name: cast(Any, read("gpu").figures[name])["of_trl"] for name in ("grpo-tree", "grpo-packed")}
     with_tree, without = (" and ".join(map(str, speed[name])) for name in speed)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deployments.cli.init import RECIPE_FILE, STARTERS, Method, filled, recipe_values
 from rlhf_core.graph.graph import build_graph
 from rlhf_core.pipeline.memory import Shape, memory
 from rlhf_core.recipe.loading import load_recipe
@@ -66,6 +68,26 @@ def test_70b_on_16_gpus(setting: str, worker: float) -> None:
         need = memory(graph[stage].config, shape)
         assert (graph[stage].config.reserves().gpus, round(need.worker / GB, 1)) == (16, worker)
     assert round(memory(graph["rl"].config, shape).engine / GB, 1) == 17.7
+
+
+def test_the_memory_on_the_page_about_8_gpus(tmp_path: Path) -> None:
+    """The starter with the page's settings, and the figures of the recipe with PPO, in GiB."""
+    page = (Path(__file__).parents[2] / "docs/operate/eight-gpus.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    starter = filled((STARTERS / Method.grpo / RECIPE_FILE).read_text(), recipe_values("Qwen/Qwen3-8B", tmp_path))
+    (tmp_path / "recipe.yaml").write_text(starter, encoding="utf-8")
+    for name in ("questions.jsonl", "held_out.jsonl", "reward.py"):
+        (tmp_path / name).write_text("", encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(f"extends: recipe\n{block}", encoding="utf-8")
+    overrides = [f"base.source.revision={'f' * 40}", "rl.lora=null", "rl.grpo.optimizer.learning_rate=1e-6"]
+    graph = build_graph(load_recipe(str(tmp_path / "mine.yaml"), overrides), {"torch": "1"})
+    shape = Shape.of(SHAPES["Qwen/Qwen3-8B"])
+    assert shape is not None
+    need, alone = (memory(graph[name].config, shape) for name in ("rl", "evaluation.rl"))
+    ppo = {name: worker * GB / 2**30 for name, (_, worker, _) in PLANS["8b-ppo-on-8x80gb"].items()}
+    assert f"≈ {need.worker / 2**30:.2g} GiB            ≈ {need.engine / 2**30:.2g} GiB " in page
+    assert f"≈ {alone.engine / 2**30:.2g} GiB      8 CPUs, 8 GPUs" in page
+    assert f"predicts {ppo['sft']:.0f} GiB for SFT and the reward model, and {ppo['rl']:.0f} GiB for PPO" in page
 
 
 @pytest.mark.parametrize("recipe", PLANS)
