@@ -38,7 +38,8 @@ from rlhf_core.artifacts.registry import move_alias, roll_back
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import StoreError, did_you_mean, one_line
-from rlhf_core.evaluation.stored import differences
+from rlhf_core.evaluation.stored import differences, evaluations_of
+from rlhf_core.stages.job_context import node_cache
 
 app = typer.Typer()
 
@@ -293,7 +294,8 @@ def _differences(store: Store, model: str, alias: str) -> tuple[list[ScoreDiffer
     for column in ("score", "difference", "95 % interval", "prompts"):
         table.add_column(column, justify="left" if column == "score" else "right")
     compared: list[ScoreDifference] = []
-    for each in differences(ArtifactRepository(store), present.manifest, candidate.manifest):
+    repository, models = ArtifactRepository(store), (present.manifest, candidate.manifest)
+    for each in differences(repository, *models, evaluations_of(repository, models), node_cache()):
         compared.append(ScoreDifference(each.metric, each.value, each.low, each.high, each.prompts))
         table.add_row(each.metric, f"{each.value:+.3f}", f"{each.low:+.3f} to {each.high:+.3f}", str(each.prompts))
     if compared:

@@ -191,7 +191,7 @@ class Pages:
 
     def model(self, where: Where, query: Query, refused: str = "") -> str:
         """A model: its champion, its candidate beside it, and every move. refused: why the last move was not made."""
-        model = read_model(self._reader.repository, where["model"])
+        model = read_model(self._reader, where["model"])
         if model is None:
             raise NotFoundError(f"the registry has no model {where['model']}")
         return self._rendered("model.html", title=model.name, model=model, refused=refused, made=self._makers().get)

@@ -28,7 +28,7 @@ from rlhf_core.artifacts.store import is_path
 from rlhf_core.contract import Input
 from rlhf_core.data.reading import IMAGES_FOLDER as DATASET_IMAGES
 from rlhf_core.errors import AlignmentError, IntegrityError, StoreError, one_line
-from rlhf_core.evaluation.stored import difference
+from rlhf_core.evaluation.stored import EVALUATING, difference, differences, evaluations_of
 from rlhf_core.evaluation.verdict import Comparison, Criterion
 from rlhf_core.pipeline.record import read_record, read_start
 from rlhf_core.pipeline.run_costs import RunCosts, run_costs
@@ -124,6 +124,22 @@ class StoreReader:
             (before.ref, after.ref, criterion),
             lambda: difference(self.repository, before, after, criterion, self.cache),
         )
+
+    def differences(self, baseline: ArtifactRef, candidate: ArtifactRef) -> Sequence[Comparison]:
+        """Return the differences of two models by the evaluations that both have."""
+        refs = [ref for stage in EVALUATING for ref in self.repository.refs(stage)]
+        manifests = [each for each in self.pool.map(self._manifest, refs) if each is not None]
+        found = evaluations_of(self.repository, (baseline, candidate), manifests)
+        return self.once(
+            ("differences", baseline, candidate, tuple(each.ref for each in found)),
+            lambda: list(differences(self.repository, baseline, candidate, found, self.cache)),
+        )
+
+    def _manifest(self, ref: ArtifactRef) -> Manifest | None:
+        try:
+            return self.once(ref, lambda: self.repository.stored_manifest(ref))
+        except IntegrityError:  # damaged: it is of no model that we know
+            return None
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what `make` returns, which is called once for the key: for what never changes in a store."""

@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from getpass import getuser
 
+from deployments.ui.reading import StoreReader
 from rlhf_core.artifacts.aliases import Alias, alias_names, moves_of
 from rlhf_core.artifacts.gates import Gate, read_gate
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.promotion import Decision, approve, decision_on, promote, reject, waiting
 from rlhf_core.artifacts.protection import CANDIDATE, CHAMPION, read_protection
 from rlhf_core.artifacts.registry import model_before, roll_back
-from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import StoreError
-from rlhf_core.evaluation.stored import differences
 from rlhf_core.evaluation.verdict import Comparison
 
 Form = Mapping[str, str]
@@ -69,9 +68,9 @@ def summaries(store: Store) -> list[ModelSummary]:
     ]
 
 
-def read_model(repository: ArtifactRepository, name: str) -> ModelView | None:
+def read_model(reader: StoreReader, name: str) -> ModelView | None:
     """Return a model; None if it has no alias. Raises StoreError for a name that none can have."""
-    store = repository.store
+    store = reader.repository.store
     aliases = {alias: moves_of(store, name, alias) for _, alias in alias_names(store, name)}
     if not aliases:
         return None
@@ -87,7 +86,7 @@ def read_model(repository: ArtifactRepository, name: str) -> ModelView | None:
         waits=waiting(store, name) is not None,
         differences=()
         if candidate is None or champion is None
-        else list(differences(repository, champion.manifest, candidate.manifest)),
+        else reader.differences(champion.manifest, candidate.manifest),
         user=getuser(),
     )  # fmt: skip
 

@@ -174,15 +174,15 @@ class ArtifactRepository:
         """Yield all manifests in the store, or those of a stage, sorted by stage and key. Does not check for their
         blobs.
         """
-        refs = self.refs() if stage is None else self._refs(f"{stage}/")
+        refs = self.refs(stage)
         with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
             for stored in pool.map(self._stored, refs):
                 if stored is not None:
                     yield stored[0]
 
-    def refs(self) -> list[ArtifactRef]:
-        """Return all artifacts that have a manifest, readable or not, sorted by stage and key."""
-        return self._refs("")
+    def refs(self, stage: str | None = None) -> list[ArtifactRef]:
+        """Return all artifacts that have a manifest, or those of a stage, readable or not, sorted by stage and key."""
+        return self._refs("" if stage is None else f"{stage}/")
 
     def stored_manifest(self, ref: ArtifactRef) -> Manifest | None:
         """Return the manifest, also of an artifact whose blobs are missing. Raises IntegrityError if it is damaged."""

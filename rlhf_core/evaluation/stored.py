@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,46 @@ from rlhf_core.evaluation.comparison import scorers_of
 from rlhf_core.evaluation.verdict import Comparison, Criterion, judge
 from rlhf_core.tracking.protocol import SAMPLES_FILE, read_jsonl
 
+EVALUATING = ("evaluation", "benchmark")  # stages whose results are evaluations of a model
 
-def differences(repository: ArtifactRepository, baseline: ArtifactRef, candidate: ArtifactRef) -> Iterator[Comparison]:
+
+def evaluations_of(
+    repository: ArtifactRepository, models: Collection[ArtifactRef], manifests: Iterable[Manifest] | None = None
+) -> list[Manifest]:
+    """Return the whole evaluations of models, the newest first. manifests: of evaluations; None: all of the store."""
+    if manifests is None:
+        manifests = itertools.chain.from_iterable(map(repository.list_artifacts, EVALUATING))
+    found = [
+        manifest
+        for manifest in manifests
+        if manifest.kind == Kind.EVALUATION
+        and manifest.parents.get("model") in models
+        and repository.manifest(manifest.ref) is not None
+    ]
+    return sorted(found, key=lambda manifest: manifest.finished_at, reverse=True)
+
+
+def differences(
+    repository: ArtifactRepository, baseline: ArtifactRef, candidate: ArtifactRef, evaluations: Sequence[Manifest],
+    cache: Path,
+) -> Iterator[Comparison]:  # fmt: skip
     """Yield the difference of each scorer of each evaluation that both models have, the newest of each.
 
     Each is called as the evaluation's stage and the scorer. Evaluations that are not comparable are left out.
+    evaluations: of both models, the newest first. cache: a folder for their files.
     """
-    evaluations: dict[ArtifactRef | None, list[Manifest]] = {baseline: [], candidate: []}
-    for manifest in repository.list_artifacts(Kind.EVALUATION):
-        of = manifest.parents.get("model")
-        if of in evaluations and manifest.kind == Kind.EVALUATION and repository.manifest(manifest.ref) is not None:
-            evaluations[of].append(manifest)
-    for listed in evaluations.values():
-        listed.sort(key=lambda manifest: manifest.finished_at, reverse=True)
+    old, new = ([each for each in evaluations if each.parents["model"] == of] for of in (baseline, candidate))
     seen: set[str] = set()
-    with tempfile.TemporaryDirectory() as cache:
-        for after, before in itertools.product(evaluations[candidate], evaluations[baseline]):
-            for scorer in scorers(repository, after, Path(cache)):
-                name = f"{after.name.partition('.')[0]}.{scorer}"
-                if name in seen:
-                    continue
-                criterion = Criterion(name, scorer, "greedy", 0.0, strict=False)
-                comparison = difference(repository, before, after, criterion, Path(cache))
-                if comparison is not None:
-                    seen.add(name)
-                    yield comparison
+    for after, before in itertools.product(new, old):
+        for scorer in scorers(repository, after, cache):
+            name = f"{after.name.partition('.')[0]}.{scorer}"
+            if name in seen:
+                continue
+            criterion = Criterion(name, scorer, "greedy", 0.0, strict=False)
+            comparison = difference(repository, before, after, criterion, cache)
+            if comparison is not None:
+                seen.add(name)
+                yield comparison
 
 
 def write_evaluation(folder: Path, results: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> None:

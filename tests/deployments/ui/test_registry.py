@@ -66,6 +66,37 @@ def test_a_model_shows_since_when_who_is_champion_and_what_waits(registry: tuple
     assert browser.get("/models/none").status_code == 404
 
 
+def test_benchmarks_compare_too_and_manifests_are_read_once(
+    registry: tuple[httpx.Client, LocalStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser, store = registry
+    candidate = read_alias(store, "sums", "candidate")
+    assert candidate is not None
+    for model, scores in {champion(store).manifest: (0, 0), candidate.manifest: (1, 0)}.items():
+        rows = [
+            {"id": str(i), "prompt": "?", "completions": [{"text": "!", "scores": {"arc": float(score)}}]}
+            for i, score in enumerate(scores)
+        ]
+        folder = tmp_path / model.key
+        folder.mkdir()
+        (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        ref = ref_of(model.key, "benchmark")
+        publish(store, ref, folder, kind=Kind.EVALUATION, name="benchmark.x", parents={"model": model})
+    page = browser.get("/models/sums").text
+    assert re.search(r"<tr><td>benchmark\.arc</td><td[^>]*>\+0\.500</td>", page)
+    read: list[str] = []
+    get_tagged = LocalStore.get_tagged
+
+    def counted(self: LocalStore, path: str) -> tuple[bytes, str] | None:
+        read.append(path)
+        return get_tagged(self, path)
+
+    monkeypatch.setattr(LocalStore, "get_tagged", counted)
+    assert browser.get("/models/sums").text == page
+    of_models = [path for path in read if path.startswith(("stages/evaluation/", "stages/benchmark/"))]
+    assert len(set(of_models)) == 4  # those of both models, whose files are looked for
+
+
 def test_a_waiting_candidate_is_approved_once_and_rolled_back(registry: tuple[httpx.Client, LocalStore]) -> None:
     browser, store = registry
     before, shown = champion(store), fields(browser.get("/models/sums").text)

@@ -16,7 +16,7 @@ from rlhf_core.artifacts.promotion import approve, promote, waiting
 from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.chat.encoding import load_tokenizer, stop_token_ids
 from rlhf_core.contract import StageContext
-from rlhf_core.evaluation.stored import differences
+from rlhf_core.evaluation.stored import differences, evaluations_of
 from rlhf_core.pipeline.gates import Judged, settle_gates
 from rlhf_core.pipeline.in_process import try_node
 from rlhf_core.pipeline.prepare import Prepared, prepare
@@ -106,7 +106,8 @@ def test_a_passed_gate_moves_the_candidate_and_a_promotion_the_champion(folder: 
     (move,) = moves_of(recipe.store, "bot", "candidate")
     assert (move.manifest, move.by, move.evidence.gate) == (better, "run one", recipe.node("gate").ref)
     assert f"alignment promote bot --candidate {better}" in judged.lines()[-1]
-    (difference,) = differences(recipe.repository, champion, better)
+    evaluations = evaluations_of(recipe.repository, (champion, better))
+    (difference,) = differences(recipe.repository, champion, better, evaluations, folder / "cache")
     assert (difference.metric, difference.value, difference.prompts) == ("evaluation.exact", 1.0, 20)
     assert promote(recipe.store, "bot", by="ann", reason="") is not None
     assert prepared(folder, **JUDGED).node("champion").ref == better
