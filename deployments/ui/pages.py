@@ -49,6 +49,7 @@ _SAMPLES = 5  # prompts of a compared run whose scores changed most, each way
 
 Where = Mapping[str, str]  # the parts of a page's path, by name
 Query = Mapping[str, str]
+Makers = Mapping[ArtifactRef, tuple[Run, str]]  # of artifacts: a run, and the stage of it
 
 
 class Pages:
@@ -187,14 +188,20 @@ class Pages:
     def models(self, where: Where, query: Query) -> str:
         """The models of the registry: the champion of each, since when, and whether a candidate waits for a person."""
         models = summaries(self._reader.repository.store)
-        return self._rendered("models.html", title="Models", models=models, made=self._makers().get)
+        return self._rendered("models.html", title="Models", models=models, made=_address_in(self._makers()))
 
     def model(self, where: Where, query: Query, refused: str = "") -> str:
         """A model: its champion, its candidate beside it, and every move. refused: why the last move was not made."""
         model = read_model(self._reader, where["model"])
         if model is None:
             raise NotFoundError(f"the registry has no model {where['model']}")
-        return self._rendered("model.html", title=model.name, model=model, refused=refused, made=self._makers().get)
+        makers = self._makers()
+        pair = [makers[each.manifest] for each in (model.champion, model.candidate) if each and each.manifest in makers]
+        runs = list(dict.fromkeys(run.run_id for run, _ in pair))
+        return self._rendered(
+            "model.html", title=model.name, model=model, refused=refused, made=_address_in(makers),
+            compared=runs if len(runs) > 1 else [],
+        )  # fmt: skip
 
     def move(self, where: Where, form: Form) -> str:
         """Move an alias as the form of a model's page asks. Returns an empty text, or the page that says why not."""
@@ -228,9 +235,9 @@ class Pages:
         services = read_services(self._reader.repository.store, os.environ)
         return self._rendered("services.html", title="Services", services=services)
 
-    def _makers(self) -> dict[ArtifactRef, str]:
-        """Return the address of each stage of the runs, by its artifact: of the first run that had it."""
-        return {ref: _path_of(run, name) for run in self._reader.runs() for name, ref in run.nodes.items()}
+    def _makers(self) -> Makers:
+        """Return the first run that had each artifact, with its stage."""
+        return {ref: (run, name) for run in self._reader.runs() for name, ref in run.nodes.items()}
 
     def _run(self, where: Where) -> Run:
         run = self._reader.run(where["run"]) if where["run"].isprintable() and "/" not in where["run"] else None
@@ -330,6 +337,11 @@ def _counted(query: Query, name: str, default: int) -> int:
 
 def _is_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= _LONGEST_NUMBER
+
+
+def _address_in(makers: Makers) -> Callable[[ArtifactRef], str]:
+    """Return a function that returns the address of an artifact's stage; an empty text if no run had it."""
+    return lambda ref: _path_of(*makers[ref]) if ref in makers else ""
 
 
 def _path_of(run: Run, node: str) -> str:

@@ -56,7 +56,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
     )
     write_start(store, start)
     live.put("metrics.jsonl", b'{"step": 0, "time": 1.0, "reward": 1.0}\n{"step": 1, "time": 2.0, "reward": null}\n')
-    group = LoggedGroup(id="r", prompt=({"role": HOSTILE, "content": HOSTILE},), answer=HOSTILE, completions=())
+    asked = {"role": HOSTILE, "content": HOSTILE, "images": ["f" * 64]}
+    group = LoggedGroup(id="r", prompt=(asked,), answer=HOSTILE, completions=())
     step = LoggedStep(step=2, prompts=1, completions=0, histograms={}, groups=(group,))
     live.put(f"rollouts/{rollouts_file(2)}", encode_step(step))
     return store
@@ -290,6 +291,11 @@ def test_text_of_models_and_users_is_never_markup(browser: httpx.Client) -> None
         assert answer.status_code == 200
         assert "<script>alert" not in answer.text, path
         assert "script-src 'self'" in answer.headers["content-security-policy"]
+
+
+def test_a_prompt_shows_its_images(browser: httpx.Client) -> None:
+    page = browser.get("/runs/live/rl/steps/2/groups/0").text
+    assert f'src="/runs/live/rl/images/{"f" * 64}" alt="image 1">' in page
 
 
 def test_damaged_documents_are_named_and_hide_no_other_run(browser: httpx.Client, store: LocalStore) -> None:

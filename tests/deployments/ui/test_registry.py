@@ -61,6 +61,10 @@ def test_a_model_shows_since_when_who_is_champion_and_what_waits(registry: tuple
     assert ">a candidate waits for a person</a>" in models
     page = browser.get("/models/sums").text
     assert f"The champion is <b>{link}</b> since {champion(store).moved_at:%Y-%m-%d %H:%M}" in page
+    candidate = read_alias(store, "sums", "candidate")
+    assert candidate is not None
+    both = [made[each.manifest].split("/")[2] for each in (champion(store), candidate)]
+    assert f'<a href="/compare?run={both[0]}&amp;run={both[1]}">Compare the runs of both</a>' in page
     assert page.index("run 1 was better") < page.index("run 0 was better")
     assert re.search(r"<td>evaluation\.exact</td><td[^>]*>[+-]0\.\d+</td><td[^>]*>[+-]0\.\d+ to [+-]0\.\d+</td>", page)
     assert browser.get("/models/none").status_code == 404
