@@ -10,7 +10,7 @@ from typing import Any
 from deployments.ui.dataset_page import MOST_ROWS, read_dataset_view
 from deployments.ui.loops import loop_names, read_loop
 from deployments.ui.reading import NotFoundError, StoreReader
-from deployments.ui.registry import ACTIONS, Form, move, read_model, summaries
+from deployments.ui.registry import ACTIONS, Form, aliases_of, move, read_model, summaries
 from deployments.ui.resource_charts import resource_charts
 from deployments.ui.run_list import RunsView
 from deployments.ui.services import read_services
@@ -81,11 +81,13 @@ class Pages:
         logged = {node.name: steps[-1] for node in nodes if (steps := self._reader.logged_steps(node))}
         part = run_part(self._reader.repository, run, nodes, inputs, costs.stages, curves, logged)
         drawn = [node for node in nodes if node.name in curves]
+        model = None if content is None or content.model is None else run.nodes[content.model.node]
+        aliases = [] if model is None else aliases_of(self._reader.repository.store, model)
         last = self._section(run, drawn[-1], curves[drawn[-1].name]) if drawn else None
         return self._rendered(
             "run.html", title=run.name, refresh=run.record is None, run=run, content=content, section=last,
-            charts=last is not None, with_curves=drawn, problems=problems, retried=self._retried(run, nodes),
-            **run_context(part, partial(_path_of, run)),
+            charts=last is not None, with_curves=drawn, problems=problems, aliases=aliases,
+            retried=self._retried(run, nodes), **run_context(part, partial(_path_of, run)),
         )  # fmt: skip
 
     def node(self, where: Where, query: Query) -> str:

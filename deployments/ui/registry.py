@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from getpass import getuser
 
 from deployments.ui.reading import StoreReader
-from rlhf_core.artifacts.aliases import Alias, alias_names, moves_of
+from rlhf_core.artifacts.aliases import Alias, alias_names, list_aliases, moves_of
 from rlhf_core.artifacts.gates import Gate, read_gate
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.promotion import Decision, approve, decision_on, promote, reject, waiting
@@ -66,6 +66,33 @@ def summaries(store: Store) -> list[ModelSummary]:
         ModelSummary(name, moves[0] if (moves := moves_of(store, name, CHAMPION)) else None, bool(waiting(store, name)))
         for name in names
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class AliasOfModel:
+    """An alias that points at a model now."""
+
+    name: str
+    move: Alias
+    waits: bool  # it is a candidate, which waits for a person
+
+    @property
+    def model(self) -> str:
+        return self.name.partition("/")[0]
+
+
+def aliases_of(store: Store, ref: ArtifactRef) -> list[AliasOfModel]:
+    """Return the aliases that point at a model now, by their names."""
+    moves = {name: move for name, move in list_aliases(store).items() if move.manifest == ref}
+    return [AliasOfModel(name, move, _waits(store, name)) for name, move in moves.items()]
+
+
+def _waits(store: Store, name: str) -> bool:
+    model, _, alias = name.partition("/")
+    try:
+        return alias == CANDIDATE and waiting(store, model) is not None
+    except StoreError:  # its gate is gone, so that nobody can approve it
+        return False
 
 
 def read_model(reader: StoreReader, name: str) -> ModelView | None:

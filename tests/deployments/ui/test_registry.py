@@ -70,6 +70,19 @@ def test_a_model_shows_since_when_who_is_champion_and_what_waits(registry: tuple
     assert browser.get("/models/none").status_code == 404
 
 
+def test_a_run_says_which_alias_its_model_is_and_what_waits(registry: tuple[httpx.Client, LocalStore]) -> None:
+    browser, store = registry
+    *_, second, third = sorted(runs(store), key=lambda run: run.started_at)
+    since = f"since {champion(store).moved_at:%Y-%m-%d %H:%M} UTC, moved by demo, approved by demo."
+    page = browser.get(f"/runs/{second.run_id}").text
+    assert f'It is <a href="/models/sums"><b>sums/champion</b></a> {since}' in page
+    page = browser.get(f"/runs/{third.run_id}").text
+    assert "<b>sums/candidate</b></a> since" in page
+    assert 'moved by demo: <a class="waiting" href="/models/sums">it waits for a person</a>.' in page
+    assert "<b>nightly/accepted</b></a> since" in page
+    assert "It is <a" not in browser.get(f"/runs/{min(runs(store), key=lambda run: run.started_at).run_id}").text
+
+
 def test_benchmarks_compare_too_and_manifests_are_read_once(
     registry: tuple[httpx.Client, LocalStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
