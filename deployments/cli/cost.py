@@ -21,7 +21,7 @@ from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.run_costs import RunCosts, run_costs
 from rlhf_core.recipe.prices import read_prices
-from rlhf_core.report.formatting import duration, hours, money
+from rlhf_core.report.formatting import duration, energy, hours, money
 
 app = typer.Typer()
 
@@ -65,7 +65,7 @@ def _table(costs: RunCosts) -> Table:
 def _add(table: Table, name: str, outcome: str, cost: Cost, costs: RunCosts) -> None:
     table.add_row(
         name, outcome, duration(cost.seconds), hours(cost.gpu_seconds), hours(cost.core_seconds),
-        hours(cost.gib_seconds), _energy(cost), f"{cost.judge_tokens:,} tokens" if cost.judge_calls else "",
+        hours(cost.gib_seconds), energy(cost.joules), f"{cost.judge_tokens:,} tokens" if cost.judge_calls else "",
         money(cost, costs.prices),
     )  # fmt: skip
 
@@ -73,7 +73,3 @@ def _add(table: Table, name: str, outcome: str, cost: Cost, costs: RunCosts) -> 
 def _ended(attempt: Attempt) -> str:
     steps = "" if attempt.step is None else f", from {attempt.resumed_after or 0} to {attempt.step}"
     return f"{attempt.outcome}{steps}" + (f": {attempt.reason}" if attempt.reason else "")
-
-
-def _energy(cost: Cost) -> str:
-    return ", ".join(f"{joules / 3.6e6:.3g} kWh {kind}" for kind, joules in cost.joules.items())

@@ -18,7 +18,7 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import RecipeError, one_line, shortened
 from rlhf_core.pipeline.compared_runs import read_compared_run
 from rlhf_core.report.formatting import duration, number, with_interval
-from rlhf_core.report.run_diff import EvaluationDiff, MetricRow, RunDiff, SampleChange, diff_runs
+from rlhf_core.report.run_diff import EvaluationDiff, MetricRow, RunDiff, SampleChange, diff_runs, own_costs
 from tasks.followers import follows
 
 app = typer.Typer()
@@ -54,6 +54,8 @@ def _text(content: RunDiff) -> Iterator[RenderableType]:
     ids = [head.run for head in content.runs]
     names = dict(zip(ids, _short_ids(ids), strict=True))
     yield _runs(content, names)
+    if costs := own_costs(content.runs):
+        yield _table("taken by each run itself", [""], names, [[name, *texts] for name, texts in costs])
     if content.differences:
         yield _table("what differs", ["", "field"], names, [
             [each.section, each.field, *map(_value, each.values)] for each in content.differences

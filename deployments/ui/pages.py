@@ -36,7 +36,7 @@ from rlhf_core.report.rollouts import (
     mean_ratio,
     shade,
 )
-from rlhf_core.report.run_diff import diff_runs
+from rlhf_core.report.run_diff import diff_runs, own_costs
 from rlhf_core.report.run_part import run_context
 from rlhf_core.report.sections import StageSection, stage_section
 from rlhf_core.report.templating import environment, quoted
@@ -171,7 +171,7 @@ class Pages:
         return self._rendered(
             "compare.html", title="Compare", runs=runs, charts=self._side_by_side(names, runs), content=content,
             samples=_SAMPLES, headline=_headline_metric, names=names, asked=len(asked),
-            problem=problem,
+            problem=problem, costs=[] if content is None else own_costs(content.runs),
         )  # fmt: skip
 
     def _side_by_side(self, names: Mapping[str, str], runs: Sequence[Run]) -> list[Chart]:

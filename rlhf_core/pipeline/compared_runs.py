@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StoreError
 from rlhf_core.pipeline.record import NodeRecord, known_run
+from rlhf_core.pipeline.run_costs import prices_of_run
 from rlhf_core.pipeline.stopped_runs import Follows, stopped_record
 from rlhf_core.report.run_diff import ComparedRun, RunStage, is_evaluation
 from rlhf_core.stages.job_context import node_cache
@@ -27,7 +28,11 @@ def read_compared_run(repository: ArtifactRepository, run_id: str, follows: Foll
         for name, stage in stages.items()
         if is_evaluation(stage)
     }
-    return ComparedRun(run_id, record.recipe, record.overrides, record.started_at, record.finished_at, stages, rows)
+    prices = prices_of_run(record.recipe)
+    return ComparedRun(
+        run_id, record.recipe, record.overrides, record.started_at, record.finished_at, stages, rows,
+        record.costs(prices), prices,
+    )  # fmt: skip
 
 
 def _stage(repository: ArtifactRepository, node: NodeRecord) -> RunStage:

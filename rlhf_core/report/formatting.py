@@ -69,6 +69,11 @@ def hours(seconds: float) -> str:
     return f"{seconds / 3600:.3g}"
 
 
+def energy(joules: Mapping[str, float]) -> str:
+    """Format `0.12 kWh gpu, 0.03 kWh cpu`; empty where no machine told."""
+    return ", ".join(f"{each / 3.6e6:.3g} kWh {kind}" for kind, each in joules.items())
+
+
 def duration(seconds: float) -> str:
     """Format `0.2 s`, `47 s`, `3:05`, `1:02:03`."""
     if seconds < 10:

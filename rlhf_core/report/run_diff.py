@@ -6,14 +6,17 @@ The first run is the one that the others are compared with. Lists with one entry
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
+from rlhf_core.artifacts.costs import StageCost, total
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
 from rlhf_core.config.flat import flattened
+from rlhf_core.config.prices import PricesConfig
 from rlhf_core.config.stages.evaluation import Completions
 from rlhf_core.evaluation.comparison import compare, questions, scorers_of
+from rlhf_core.report.formatting import amount, energy, hours
 
 Rows = Sequence[Mapping[str, Any]]  # of an evaluation's samples.jsonl
 Section = Literal["settings", "inputs", "code", "libraries"]
@@ -37,6 +40,8 @@ class ComparedRun:
     finished_at: datetime
     stages: Mapping[str, RunStage]
     rows: Mapping[str, Rows]  # of its evaluations, by node
+    costs: Sequence[StageCost] = ()
+    prices: PricesConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,14 @@ class RunHead:
     started: datetime
     seconds: float
     device_seconds: float  # that its results took, whichever run computed them
+    gpu_seconds: float | None = None  # reserved by its own attempts, as the next two; None: not all are known
+    core_seconds: float | None = None
+    joules: Mapping[str, float] | None = None
+    money: float | None = (
+        None  # of its own attempts, as far as they have a price; None: no prices are set, or not known
+    )
+    saved_money: float | None = None  # that results of other runs saved it
+    currency: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +151,21 @@ def diff_runs(runs: Sequence[ComparedRun], *, samples: int | None) -> RunDiff:
     )
 
 
+def own_costs(runs: Sequence[RunHead]) -> list[tuple[str, list[str]]]:
+    """Return the rows of a table of what each run took itself: their names, and a text for each run."""
+    rows = [
+        ("GPU hours", ["" if run.gpu_seconds is None else hours(run.gpu_seconds) for run in runs]),
+        ("core hours", ["" if run.core_seconds is None else hours(run.core_seconds) for run in runs]),
+        ("energy", [energy(run.joules or {}) for run in runs]),
+        ("cost", ["" if run.money is None else f"{amount(run.money)} {run.currency}" for run in runs]),
+        (
+            "saved by reuse",
+            ["" if not run.saved_money else f"{amount(run.saved_money)} {run.currency}" for run in runs],
+        ),
+    ]
+    return [(name, texts) for name, texts in rows if any(texts)]
+
+
 def settings_that_differ(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return the settings of two resolved recipes that differ: path, value before and after; None where it has none."""
     pairs = _side_by_side([dict(flattened(before)), dict(flattened(after))])
@@ -147,7 +175,14 @@ def settings_that_differ(before: Mapping[str, Any], after: Mapping[str, Any]) ->
 def _head(run: ComparedRun) -> RunHead:
     seconds = (run.finished_at - run.started_at).total_seconds()
     device_seconds = sum(manifest.device_seconds for manifest in _manifests(run).values())
-    return RunHead(run.run, str(run.recipe.get("name", "")), run.overrides, run.started_at, seconds, device_seconds)
+    head = RunHead(run.run, str(run.recipe.get("name", "")), run.overrides, run.started_at, seconds, device_seconds)
+    if not run.costs or not all(cost.is_known for cost in run.costs):
+        return head
+    own, saved = total(run.costs, "own"), total(run.costs, "saved")
+    head = replace(head, gpu_seconds=own.gpu_seconds, core_seconds=own.core_seconds, joules=own.joules)
+    if run.prices is None:
+        return head
+    return replace(head, money=own.money, saved_money=saved.money, currency=run.prices.currency)
 
 
 def _manifests(run: ComparedRun) -> dict[str, Manifest]:

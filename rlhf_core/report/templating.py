@@ -15,7 +15,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rlhf_core.errors import shortened
-from rlhf_core.report.formatting import compared_metrics, duration, ending, hours, main_metrics, number, visible
+from rlhf_core.report.formatting import compared_metrics, duration, ending, energy, hours, main_metrics, number, visible
 
 _LONGEST_CELL = 300  # characters
 _BOKEH = ("bokeh.min.js", "bokeh-api.min.js")  # in the order in which they load
@@ -33,7 +33,7 @@ def environment(*packages: str) -> Environment:
     )  # fmt: skip
     templates.filters |= {
         "number": number, "visible": visible, "compared_metrics": compared_metrics, "duration": duration,
-        "ending": ending, "hours": hours, "metrics": main_metrics, "url": quoted, "shortened": _cell,
+        "ending": ending, "hours": hours, "energy": energy, "metrics": main_metrics, "url": quoted, "shortened": _cell,
     }  # fmt: skip
     return templates
 

@@ -16,7 +16,7 @@ from deployments.ui.demo_run import RUN_ID, write_demo_run
 from deployments.ui.pages import Pages
 from deployments.ui.reading import StoreReader
 from deployments.ui.server import application
-from rlhf_core.artifacts.attempt import Attempt
+from rlhf_core.artifacts.attempt import Attempt, JudgeUse
 from rlhf_core.artifacts.attempts import Attempts
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.leases import Lease, lease_path, take_lease
@@ -250,12 +250,15 @@ def test_a_running_stage_shows_its_metrics_and_rollouts_so_far(browser: httpx.Cl
 
 def test_runs_have_costs_at_the_prices_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
-    (tmp_path / "prices.yaml").write_text("{currency: EUR, core: 6.0}", encoding="utf-8")
+    (tmp_path / "prices.yaml").write_text(
+        "{currency: EUR, core: 6.0, judges: {judge: {input: 0.0, output: 0.0}}}", encoding="utf-8"
+    )
     monkeypatch.setenv("ALIGNMENT_PRICES", str(tmp_path / "prices.yaml"))
     at = datetime(2026, 11, 1, tzinfo=UTC)
     attempt = Attempt(
         id="a", run_id="priced", host="h", device="cpu", gpus=0, cores=2, started_at=at,
-        seen_at=at + timedelta(minutes=30), outcome="stuck", reason=HOSTILE,
+        seen_at=at + timedelta(minutes=30), outcome="stuck", reason=HOSTILE, energy={"cpu": 3.6e6},
+        judges={"judge": JudgeUse(calls=2, prompt_tokens=900, completion_tokens=100)},
     )  # fmt: skip
     node = NodeRecord(name="rl", ref=RL, outcome="failed", attempts=(attempt,))
     record = RunRecord(
@@ -267,6 +270,7 @@ def test_runs_have_costs_at_the_prices_of_the_environment(monkeypatch: pytest.Mo
         page = browser.get("/runs/priced").text
     assert "It took 1 device hours, <b>6.00 EUR</b>." in page
     assert '<td class="failed">stuck</td>' in page
+    assert page.count('<td class="number">1 kWh cpu</td><td class="number">1,000 tokens</td>') == 2  # stage, and total
     assert HOSTILE not in page
 
 
@@ -429,6 +433,7 @@ def test_a_run_that_was_killed_has_stopped_with_what_it_took(tmp_path: Path) -> 
     assert 'http-equiv="refresh"' not in page
     assert "when all runs have ended" not in compared
     assert "<tr><td>prices.core</td><td>–</td><td>6.0</td></tr>" in compared
+    assert "<tr><td>cost</td><td>–</td><td>6.00 EUR</td></tr>" in compared
 
 
 def test_a_run_that_follows_a_job_or_has_one_is_unfinished(tmp_path: Path) -> None:

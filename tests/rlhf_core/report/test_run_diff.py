@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from rlhf_core.artifacts.attempt import Attempt
+from rlhf_core.artifacts.costs import stage_cost
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.report.run_diff import ComparedRun, FieldDifference, Rows, RunStage, diff_runs
+from rlhf_core.config.prices import PricesConfig
+from rlhf_core.report.run_diff import ComparedRun, FieldDifference, Rows, RunStage, diff_runs, own_costs
 from tests.rlhf_core.artifacts.manifests import manifest
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -64,6 +68,28 @@ def test_what_differs_is_listed_by_field() -> None:
     assert (sft.seconds, sft.device_seconds, sft.outcomes) == ([0.0, 10.0], [1.5, 1.5], ["computed", "computed"])
     assert diff_runs([compared("one", 0.5, scored), compared("two", 0.5, scored)], samples=1).differences == []
     assert FieldDifference("settings", "sft.lr", [0.5, 0.75]) in content.differences
+
+
+def test_each_run_has_what_its_own_attempts_took_and_what_reuse_saved() -> None:
+    attempt = Attempt(
+        id="a", run_id="one", host="h", device="H100", gpus=2, cores=4, started_at=NOW,
+        seen_at=NOW + timedelta(hours=1), outcome="published", energy={"gpu": 7.2e6},
+    )  # fmt: skip
+    prices = PricesConfig(currency="EUR", gpus={"H100": 3.0})
+    one, two = (
+        replace(
+            compared(run, 0.5, rows({"a": 1.0})), prices=prices,
+            costs=[stage_cost("sft", "computed" if run == "one" else "reused", [attempt], run, prices)],
+        )
+        for run in ("one", "two")
+    )  # fmt: skip
+    old = replace(one, costs=[stage_cost("sft", "computed", [], "one", prices)])
+    content = diff_runs([one, two, old], samples=1)
+    assert [(head.money, head.saved_money) for head in content.runs] == [(6.0, 0.0), (0.0, 6.0), (None, None)]
+    assert own_costs(content.runs) == [
+        ("GPU hours", ["2", "0", ""]), ("core hours", ["4", "0", ""]), ("energy", ["2 kWh gpu", "", ""]),
+        ("cost", ["6.00 EUR", "0.00 EUR", ""]), ("saved by reuse", ["", "6.00 EUR", ""]),
+    ]  # fmt: skip
 
 
 def test_evaluations_are_paired_by_prompt_and_the_largest_changes_are_shown() -> None:
