@@ -11,7 +11,7 @@ from datetime import datetime
 from deployments.ui.reading import StoreReader
 from rlhf_core.artifacts.costs import Cost, cost_of
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
-from rlhf_core.artifacts.rounds import RoundEnd, Rounds
+from rlhf_core.artifacts.rounds import RoundEnd, Rounds, RoundStart
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.prices import PricesConfig
 from rlhf_core.config.stages.loop import RoundConfig
@@ -94,20 +94,38 @@ def read_loop(reader: StoreReader, name: str) -> LoopView | None:
 
     views = list(reader.pool.map(ended, ends))
     if unfinished is not None:
-        holder = rounds.holder()
-        verdict, reason = ("running", holder) if holder else ("unfinished", "the next run of the loop finishes it")
-        views.append(
-            RoundView(
-                unfinished.number,
-                verdict,
-                reason,
-                unfinished.run_id,
-                unfinished.started_at,
-                ended_at=None,
-                cost=cost_of(rounds.attempts(unfinished), prices),
-            )
-        )
+        views.append(_unfinished(rounds, unfinished, prices))
     return LoopView(name, views[::-1], prices)
+
+
+def read_last_rounds(reader: StoreReader) -> list[LoopView]:
+    """Return all loops, each with its last round, whose evaluations are not compared."""
+    return [loop for name in loop_names(reader.repository.store) if (loop := _last_round(reader, name)) is not None]
+
+
+def _last_round(reader: StoreReader, name: str) -> LoopView | None:
+    store = reader.repository.store
+    rounds = Rounds(store, name)
+    number = rounds.count()
+    end, start = rounds.end_of(number), rounds.start_of(number)
+    known = end or start
+    if known is None:
+        return None
+    run = read_start(store, known.run_id)
+    prices = prices_of_run({} if run is None else run.recipe)
+    if end is not None:
+        return LoopView(name, [_round(reader, rounds, end, None, None, prices, compares=False)], prices)
+    assert start is not None
+    return LoopView(name, [_unfinished(rounds, start, prices)], prices)
+
+
+def _unfinished(rounds: Rounds, start: RoundStart, prices: PricesConfig | None) -> RoundView:
+    holder = rounds.holder()
+    verdict, reason = ("running", holder) if holder else ("unfinished", "the next run of the loop finishes it")
+    return RoundView(
+        start.number, verdict, reason, start.run_id, start.started_at, ended_at=None,
+        cost=cost_of(rounds.attempts(start), prices),
+    )  # fmt: skip
 
 
 def _round(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from deployments.ui.dataset_page import MOST_ROWS, read_dataset_view
-from deployments.ui.loops import loop_names, read_loop
+from deployments.ui.loops import read_last_rounds, read_loop
 from deployments.ui.reading import NotFoundError, StoreReader
 from deployments.ui.registry import ACTIONS, Form, aliases_of, move, read_model, summaries
 from deployments.ui.resource_charts import resource_charts
@@ -217,8 +217,8 @@ class Pages:
         return ""
 
     def loops(self, where: Where, query: Query) -> str:
-        """The loops of the store."""
-        return self._rendered("loops.html", title="Loops", loops=loop_names(self._reader.repository.store))
+        """The loops of the store, each with its last round."""
+        return self._rendered("loops.html", title="Loops", loops=read_last_rounds(self._reader), money=money)
 
     def loop(self, where: Where, query: Query) -> str:
         """A loop: its scores by round and against its start, verdicts with their reasons, and each round's cost."""
@@ -229,7 +229,7 @@ class Pages:
         return self._rendered(
             "loop.html", title=loop.name, refresh=loop.rounds[0].ended_at is None, loop=loop,
             charts=[{**chart, "x": "round"} for chart in curve_charts(loop.curves)],
-            money=lambda cost: money(cost, loop.prices),
+            money=lambda cost: money(cost, loop.prices), made=_address_in(self._makers()),
         )  # fmt: skip
 
     def services(self, where: Where, query: Query) -> str:

@@ -37,7 +37,14 @@ def test_a_loop_shows_each_round_against_the_accepted_and_against_the_start(
 ) -> None:
     with demo(tmp_path, runs=2) as (browser, store):
         page = browser.get("/loops/nightly").text
-        assert '<a href="/loops/nightly">nightly</a>' in browser.get("/loops").text
+        loops = browser.get("/loops").text
+        last = Rounds(store, "nightly").ends()[-1]
+        made = f'<a href="/runs/{last.run_id}/rl">{last.candidate}</a>'
+        assert f'<td class="nowrap">{made}</td>' in page
+        assert '<a href="/loops/nightly">nightly</a>' in loops
+        assert f'<td class="number"><a href="/runs/{last.run_id}">2</a></td>' in loops
+        assert '<span class="succeeded">accepted</span>' in loops
+        assert f'<td class="nowrap">{last.ended_at:%Y-%m-%d %H:%M} UTC</td>' in loops
         assert browser.get("/loops/none").status_code == 404
         assert browser.get("/loops/..%2f..").status_code == 404
     scores = [
@@ -68,6 +75,7 @@ def test_a_round_that_has_not_ended_leads_its_loop(tmp_path: Path) -> None:
         rounds = Rounds(store, "nightly")
         rounds.start(rounds.current("a run"))
         page = browser.get("/loops/nightly").text
+        assert '<span class="running">unfinished</span>' in browser.get("/loops").text
     assert "Round 4 is unfinished: the next run of the loop finishes it" in page
     assert 'http-equiv="refresh"' in page
 
