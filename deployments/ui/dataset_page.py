@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,13 @@ from pydantic import ConfigDict, Field
 from deployments.ui.reading import StoreReader
 from deployments.ui.row_fields import RowView, row_view
 from rlhf_core.artifacts.documents import parsed
-from rlhf_core.artifacts.manifest import Manifest, MetricValue
+from rlhf_core.artifacts.manifest import Kind, Manifest, MetricValue
 from rlhf_core.config.base import Config
 from rlhf_core.data.reading import DATA_FILE, INFO_FILE
 from rlhf_core.errors import IntegrityError
 from rlhf_core.pipeline.run_view import Run
 from rlhf_core.report.node_view import NodeView
+from rlhf_core.stages.table import STAGES
 
 MOST_ROWS = 20  # of a page
 _MOST_CHARACTERS = 6_000  # of a row among others
@@ -117,6 +119,29 @@ class DatasetView:
     def last_start(self) -> int:
         """The row that the last page begins with."""
         return max(0, ((self.rows or 0) - 1) // MOST_ROWS * MOST_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDataset:
+    manifest: Manifest
+    runs: int  # that have it
+
+    @property
+    def rows(self) -> int | None:
+        rows = self.manifest.metrics.get("rows")
+        return rows if isinstance(rows, int) else None
+
+
+def read_datasets(reader: StoreReader) -> list[ListedDataset]:
+    """Return the datasets of the store's runs, the newest first."""
+    made_by = {name for name, stage in STAGES.items() if Kind.DATASET in stage.writes}
+    runs = Counter(ref for run in reader.runs() for ref in set(run.nodes.values()) if ref.stage in made_by)
+    listed = [
+        ListedDataset(manifest, runs[manifest.ref])
+        for manifest in reader.manifests(runs)
+        if manifest.kind == Kind.DATASET
+    ]
+    return sorted(listed, key=lambda each: each.manifest.finished_at, reverse=True)
 
 
 def read_dataset_view(reader: StoreReader, run: Run, node: NodeView, start: int, count: int) -> DatasetView:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from deployments.ui.dataset_page import MOST_ROWS, read_dataset_view
+from deployments.ui.dataset_page import MOST_ROWS, read_dataset_view, read_datasets
 from deployments.ui.loops import read_last_rounds, read_loop
 from deployments.ui.reading import NotFoundError, StoreReader
 from deployments.ui.registry import ACTIONS, Form, aliases_of, move, read_model, summaries
@@ -42,7 +42,7 @@ from rlhf_core.report.sections import StageSection, stage_section
 from rlhf_core.report.templating import environment, quoted
 from tasks.followers import follows
 
-_MOST_RUNS = 200  # of a page
+_MOST_RUNS = 200  # or datasets, of a page
 _MOST_COMPARED = 6
 _LONGEST_NUMBER = 15  # digits
 _SAMPLES = 5  # prompts of a compared run whose scores changed most, each way
@@ -215,6 +215,13 @@ class Pages:
             refused = str(error) if isinstance(error, StoreError) else "the form is not of this page: load it again"
             return self.model(where, {}, refused)
         return ""
+
+    def data(self, where: Where, query: Query) -> str:
+        """The datasets of the store's runs, the newest first, each with a link to its rows."""
+        return self._rendered(
+            "data.html", title="Data", datasets=read_datasets(self._reader), most=_MOST_RUNS,
+            made=_address_in(self._makers()),
+        )  # fmt: skip
 
     def loops(self, where: Where, query: Query) -> str:
         """The loops of the store, each with its last round."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -59,6 +59,7 @@ class StoreReader:
         self.rows = DataRows(repository.store)
         self.cache = cache
         self._runs: dict[str, tuple[float, Run]] = {}
+        self._manifests: dict[ArtifactRef, Manifest] = {}
         self._made: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
         self.pool = ThreadPoolExecutor(_READERS, thread_name_prefix="ui")
@@ -128,18 +129,29 @@ class StoreReader:
     def differences(self, baseline: ArtifactRef, candidate: ArtifactRef) -> Sequence[Comparison]:
         """Return the differences of two models by the evaluations that both have."""
         refs = [ref for stage in EVALUATING for ref in self.repository.refs(stage)]
-        manifests = [each for each in self.pool.map(self._manifest, refs) if each is not None]
-        found = evaluations_of(self.repository, (baseline, candidate), manifests)
+        found = evaluations_of(self.repository, (baseline, candidate), self.manifests(refs))
         return self.once(
             ("differences", baseline, candidate, tuple(each.ref for each in found)),
             lambda: list(differences(self.repository, baseline, candidate, found, self.cache)),
         )
 
+    def manifests(self, refs: Iterable[ArtifactRef]) -> list[Manifest]:
+        """Return the manifests of artifacts, each read once; without those that are gone or damaged."""
+        return [manifest for manifest in self.pool.map(self._manifest, refs) if manifest is not None]
+
     def _manifest(self, ref: ArtifactRef) -> Manifest | None:
+        with self._lock:
+            known = self._manifests.get(ref)
+        if known is not None:
+            return known
         try:
-            return self.once(ref, lambda: self.repository.stored_manifest(ref))
-        except IntegrityError:  # damaged: it is of no model that we know
+            manifest = self.repository.stored_manifest(ref)
+        except IntegrityError:
             return None
+        if manifest is not None:
+            with self._lock:
+                self._manifests[ref] = manifest
+        return manifest
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what `make` returns, which is called once for the key: for what never changes in a store."""

@@ -49,6 +49,7 @@ def application(pages: Pages, token: str, hosts: frozenset[str]) -> web.Applicat
         web.get("/runs/{run}/{node}/steps/{step}/groups/{group}/{completion}", _page(pages.completion)),
         web.get("/runs/{run}/{node}/images/{sha256}", _image(pages)),
         web.get("/compare", _page(pages.compare)),
+        web.get("/data", _page(pages.data)),
         web.get("/loops", _page(pages.loops)),
         web.get("/loops/{loop}", _page(pages.loop)),
         web.get("/models", _page(pages.models)),

@@ -337,6 +337,21 @@ def test_rows_of_each_format_in_parts() -> None:
     assert (plain.texts, plain.others) == ({"text": "once"}, {"metadata": '{\n "a": 1\n}'})
 
 
+def test_all_datasets_are_listed_with_a_link_to_their_rows(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    write_demo_run(ArtifactRepository(store))
+    nodes = {name: ref_of(name) for name in ("gone", "still waits")}
+    record(store, [NodeRecord(name=name, ref=ref, outcome="not run") for name, ref in nodes.items()], "other")
+    with browsing(store, tmp_path / "cache") as browser:
+        page = browser.get("/data").text
+    assert '<a href="/data">Data</a>' in page
+    rows = re.findall(r'<a href="(/runs/[^"]*)">(\w+)</a>.*?<td class="number">(\d*)</td>', page, re.DOTALL)
+    assert sorted(rows) == [
+        (f"/runs/{RUN_ID}/conversations", "conversations", "12"), (f"/runs/{RUN_ID}/pairs", "pairs", "6"),
+        (f"/runs/{RUN_ID}/prompts", "prompts", str(PROMPTS)), (f"/runs/{RUN_ID}/test", "test", "8"),
+    ]  # fmt: skip
+
+
 def test_images_of_rows_are_shown_from_the_files_of_the_dataset(
     browser: httpx.Client, store: LocalStore, tmp_path: Path
 ) -> None:
