@@ -1,4 +1,6 @@
-"""500 agents of both APIs at a time, half of which break a stream off: exact tokens, and nothing left of the others."""
+"""500 agents of both APIs and of two frameworks at a time, half of which break a stream off: exact tokens, and nothing
+left of the others.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import agents
 import psutil
 import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
+from pydantic_ai import Agent as PydanticAgent
+from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 
 from rlhf_core.chat.encoding import Tokenizer
 from rlhf_core.config.engines.rollout import SamplingConfig, VllmEngineConfig
@@ -62,6 +69,19 @@ class Stepping(ScriptedEngine):
         return answers
 
 
+UNTRACED = agents.RunConfig(tracing_disabled=True)
+
+
+def history(messages: Sequence[Message]) -> list[ModelRequest | ModelResponse]:
+    """The messages as Pydantic AI has them."""
+    return [
+        ModelRequest([UserPromptPart(each["content"])])
+        if each["role"] == "user"
+        else ModelResponse([TextPart(each["content"])])
+        for each in messages
+    ]
+
+
 class Clients:
     """Both clients over one pool of connections."""
 
@@ -73,20 +93,41 @@ class Clients:
     async def stream(
         self, number: int, url: str, key: str, messages: Sequence[Message]
     ) -> AsyncIterator[AsyncIterator[str]]:
-        """The texts of a reply: of chat completions, responses and messages, by turns."""
+        """The texts of a reply: of chat completions, responses and messages, the OpenAI Agents SDK and Pydantic AI, by
+        turns.
+        """
         of_openai: Any = self.openai.with_options(base_url=url, api_key=key)
-        if number % 3 == 0:
-            stream = await of_openai.chat.completions.create(model="m", messages=messages, stream=True)
-            async with stream:
-                yield (each.choices[0].delta.content or "" async for each in stream)
-        elif number % 3 == 1:
-            stream = await of_openai.responses.create(model="m", input=messages, stream=True)
-            async with stream:
-                yield (each.delta if each.type == "response.output_text.delta" else "" async for each in stream)
-        else:
-            client: Any = self.anthropic.with_options(base_url=url.removesuffix("/v1"), api_key=key)
-            async with client.messages.stream(model="m", max_tokens=500, messages=messages) as stream:
-                yield stream.text_stream
+        of_anthropic: Any = self.anthropic.with_options(base_url=url.removesuffix("/v1"), api_key=key)
+        match number % 5:
+            case 0:
+                stream = await of_openai.chat.completions.create(model="m", messages=messages, stream=True)
+                async with stream:
+                    yield (each.choices[0].delta.content or "" async for each in stream)
+            case 1:
+                stream = await of_openai.responses.create(model="m", input=messages, stream=True)
+                async with stream:
+                    yield (each.delta if each.type == "response.output_text.delta" else "" async for each in stream)
+            case 2:
+                async with of_anthropic.messages.stream(model="m", max_tokens=500, messages=messages) as stream:
+                    yield stream.text_stream
+            case 3:
+                model = agents.OpenAIChatCompletionsModel("m", of_openai)
+                running = agents.Runner.run_streamed(
+                    agents.Agent("letters", model=model), list(messages), run_config=UNTRACED
+                )
+                try:
+                    yield (
+                        each.data.delta
+                        async for each in running.stream_events()
+                        if each.type == "raw_response_event" and each.data.type == "response.output_text.delta"
+                    )
+                finally:
+                    running.cancel()
+            case _:
+                asker = PydanticAgent(AnthropicModel("m", provider=AnthropicProvider(anthropic_client=of_anthropic)))
+                *before, last = messages
+                async with asker.run_stream(last["content"], message_history=history(before)) as result:
+                    yield result.stream_text(delta=True, debounce_by=None)
 
     async def close(self) -> None:
         await self.openai.close()
