@@ -1,4 +1,5 @@
-"""Translation of TRL: a script with GRPOConfig, DPOConfig or SFTConfig, or a YAML file of `trl grpo`, `dpo` or `sft`.
+"""Translation of TRL: a script with a trainer of GRPO, RLOO, DPO, KTO, Reward or SFT, or a YAML file of `trl grpo`,
+`dpo` or `sft`.
 
 Names and defaults are those of TRL 1.16. A script is parsed, never run.
 """
@@ -30,9 +31,9 @@ from deployments.translation.settings import (
 from deployments.translation.trl_files import TRLFile, read_file
 from rlhf_core.errors import RecipeError
 
-_MAX_LENGTH = 1024  # of SFTConfig and DPOConfig
-_COMPLETION_TOKENS = 512  # of GRPOConfig
-_PROMPT_TOKENS = 1024  # assumed: GRPOConfig does not limit prompts
+_MAX_LENGTH = 1024  # of the configs of supervised trainers
+_COMPLETION_TOKENS = {"grpo": 512, "rloo": 256}  # of their configs
+_PROMPT_TOKENS = 1024  # assumed: neither limits prompts
 
 # Arguments of GRPOTrainer that make episodes, without which it would be another experiment, with their counterparts.
 _EPISODES = {
@@ -105,7 +106,7 @@ _SUPERVISED = {
 }
 _RL = {
     **_ENGINE,
-    "max_completion_length": Setting("sampling.max_tokens", _COMPLETION_TOKENS),
+    "max_completion_length": Setting("sampling.max_tokens"),
     "temperature": Setting("sampling.temperature", 1.0, float),
     "top_p": Setting("sampling.top_p", None, _beside_top_k),
     "top_k": Setting("sampling.top_k", None, lambda most: max(0, int(most or 0))),
@@ -123,6 +124,15 @@ _POLICY = {
     "mask_truncated_completions": Setting("mask_truncated_completions"),
     "entropy_coef": Setting("entropy_coefficient"),
     "router_aux_loss_coef": Setting("moe_coefficient"),
+}
+_RLOO = {
+    "num_generations": Setting("group_size", 2),
+    "num_iterations": Setting("epochs", 1),
+    "beta": Setting("kl.coefficient", 0.05, float),
+    "epsilon": Setting("clip_low", 0.2),
+    "epsilon_high": Setting("clip_high", None),
+    "mask_truncated_completions": Setting("mask_truncated_completions"),
+    "reward_clip_range": Setting("shaping.clip", None, list),
 }
 _AGGREGATIONS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant", "cispo": "token"}
 _LOSSES = {
@@ -153,6 +163,14 @@ _LORA_OF_YAML = {
 }
 
 
+_STAGES = {  # with the format of the rows
+    "grpo": ("rl", "prompts"), "rloo": ("rl", "prompts"), "dpo": ("preference", "preferences"),
+    "kto": ("kto", "unpaired"), "reward": ("reward_model", "preferences"), "sft": ("sft", "conversations"),
+}  # fmt: skip
+_CONFIGS = {"grpo": "GRPOConfig", "rloo": "RLOOConfig", "dpo": "DPOConfig", "kto": "KTOConfig",
+            "reward": "RewardConfig", "sft": "SFTConfig"}  # fmt: skip
+
+
 def translate(origin: Origin) -> Translation:
     """Translate a script (.py) or a YAML file. Raises RecipeError for a file that cannot be parsed."""
     read = read_file(origin)
@@ -170,19 +188,20 @@ def translate(origin: Origin) -> Translation:
         lora.fill(stage["lora"], _LORA_OF_YAML if read.is_yaml else _LORA)
     batch = _Batch.of(given, result)
     source = origin.source(read.path, subset=read.subset, split=read.split)
-    translated = {"grpo": _grpo, "dpo": _dpo, "sft": _sft}[read.kind]
+    translated = {"grpo": _grpo, "rloo": _rloo, "dpo": _dpo, "kto": _kto, "reward": _reward_model, "sft": _sft}[
+        read.kind
+    ]
     translated(stage, given, _Task(origin, read, batch, origin.rows(source), result))
     if "dropout" in stage and not stage["dropout"] and stage.get("lora", {}).pop("dropout", 0):
         lora.leave("lora_dropout", "disable_dropout switches it off, there and here")
-    names = {"grpo": ("rl", "prompts"), "dpo": ("preference", "preferences"), "sft": ("sft", "conversations")}
-    name, data_format = names[read.kind]
+    name, data_format = _STAGES[read.kind]
     dataset: dict[str, Any] = {"format": data_format, "source": source}
     if answered := [reward.name for reward in read.rewards if reward.settings.get("type") == "verifier"]:
         dataset["columns"] = {"answer": "solution"}
         result.assumed.append(
             f"the column `solution`, which {answered[0]} reads, is `answer` here, and has no other name"
         )
-    if read.kind != "grpo":  # TRL cuts rows
+    if name != "rl":  # TRL cuts rows
         dataset["on_long_row"] = "truncate"
     if source["type"] == "files":
         result.untranslated += [
@@ -227,6 +246,21 @@ class _Task:
 
 def _sft(stage: dict[str, Any], given: Given, task: _Task) -> None:
     _supervised(stage, given, task, 2e-5)
+
+
+def _kto(stage: dict[str, Any], given: Given, task: _Task) -> None:
+    _supervised(stage, given, task, 1e-6)
+    stage["dropout"] = not given.take("disable_dropout", True)
+    if (loss := given.take("loss_type", "kto")) != "kto":
+        raise RecipeError(f"loss_type {loss} of KTO has no counterpart here; there is kto")
+    for name, default in (("beta", 0.1), ("desirable_weight", 1.0), ("undesirable_weight", 1.0)):
+        stage[name] = float(given.take(name, default))
+
+
+def _reward_model(stage: dict[str, Any], given: Given, task: _Task) -> None:
+    _supervised(stage, given, task, 1e-4)
+    stage["dropout"] = not given.take("disable_dropout", True)
+    given.fill(stage, {"center_rewards_coefficient": Setting("centring_coefficient", None, float)})
 
 
 def _dpo(stage: dict[str, Any], given: Given, task: _Task) -> None:
@@ -279,7 +313,7 @@ def _max_length(given: Given, task: _Task) -> int:
     context = task.origin.context
     is_none = "max_length" in given.names("max_length") and given.value("max_length") is None
     length = context if is_none and context else min(_MAX_LENGTH, context or _MAX_LENGTH)
-    config, stage = {"sft": ("SFTConfig", "sft"), "dpo": ("DPOConfig", "preference")}[task.read.kind]
+    config, stage = _CONFIGS[task.read.kind], _STAGES[task.read.kind][0]
     why = "max_length=None truncates nothing there" if is_none else f"{config}'s default is {_MAX_LENGTH}"
     of_model = f", the model's context {context}" if length == context else ""
     task.result.assumed.append(f"{stage}.max_length: {length}; {why}{of_model}")
@@ -295,6 +329,17 @@ def _optimizer(stage: dict[str, Any], given: Given, rate: float, steps: int | No
         given.leave("warmup_steps", "it is a share of the steps here, whose number is not known: set warmup_share")
         warmup = 0.0
     stage["optimizer"]["warmup_share"] = warmup if warmup < 1 else min(1.0, round(warmup / (steps or 1), 6))
+
+
+def _rloo(rl: dict[str, Any], given: Given, task: _Task) -> None:
+    block: dict[str, Any] = {"rewards": {}}
+    given.fill(block, _RLOO)
+    block.setdefault("clip_high", block["clip_low"])
+    block["kl"] |= {"place": "reward", "estimator": "k1"}
+    if given.take("normalize_advantages"):
+        given.leave("normalize_advantages", "rloo does not divide by a deviation here: see grpo's `batch`")
+    task.result.assumed.append("clips are of the ratio of a token, and there of that of a completion")
+    _online(rl, "rloo", block, given, task)
 
 
 def _grpo(rl: dict[str, Any], given: Given, task: _Task) -> None:
@@ -323,6 +368,11 @@ def _grpo(rl: dict[str, Any], given: Given, task: _Task) -> None:
     else:
         block.setdefault("clip_high", block["clip_low"])
         block["aggregation"] = _AGGREGATIONS[loss]
+    _online(rl, algorithm, block, given, task)
+
+
+def _online(rl: dict[str, Any], algorithm: str, block: dict[str, Any], given: Given, task: _Task) -> None:
+    """Fill the stage around the block of its algorithm: batches, steps, engines and rewards."""
     generated = given.take("generation_batch_size") or task.batch.device * (
         given.take("steps_per_generation") or task.batch.accumulated
     )
@@ -344,6 +394,7 @@ def _grpo(rl: dict[str, Any], given: Given, task: _Task) -> None:
     _optimizer(block, given, 1e-6, steps * updates)
     if given.take("use_vllm") and given.take("vllm_importance_sampling_correction", True):
         block["mismatch"] = _mismatch(given)
+    put(rl, "sampling.max_tokens", _COMPLETION_TOKENS[task.read.kind])
     given.fill(rl, _RL)
     put(rl, "rollout.max_length", _rollout_length(rl["sampling"]["max_tokens"], given, task))
     rl["dropout"] = not given.take("disable_dropout", False) and bool(rl.get("lora", {}).get("dropout"))
@@ -373,16 +424,16 @@ def _overlong(arguments: Mapping[str, Any], weight: float, max_tokens: int) -> d
 
 def _rollout_length(completion: int, given: Given, task: _Task) -> int:
     """Return the tokens of prompt and completion; an assumption unless the file has them."""
-    assumed, context = task.result.assumed, task.origin.context
+    assumed, context, config = task.result.assumed, task.origin.context, _CONFIGS[task.read.kind]
     if "max_completion_length" not in given:
-        assumed.append(f"rl.sampling.max_tokens: {completion}; GRPOConfig's default of max_completion_length")
+        assumed.append(f"rl.sampling.max_tokens: {completion}; {config}'s default of max_completion_length")
     length, prompt = given.take("vllm_max_model_length"), given.take("max_prompt_length")
     if length is not None:
         return int(length)
     if prompt is not None:  # of an earlier TRL
         what = f"max_prompt_length {prompt} and max_completion_length {completion}; a longer prompt is an error here"
     else:
-        what = f"max_completion_length {completion} and {_PROMPT_TOKENS} for prompts, which GRPOConfig does not limit"
+        what = f"max_completion_length {completion} and {_PROMPT_TOKENS} for prompts, which {config} does not limit"
     whole = completion + int(prompt or _PROMPT_TOKENS)
     length = min(whole, context or whole)
     of_model = f", at most the model's context {context}" if length < whole else ""

@@ -11,11 +11,15 @@ from deployments.translation.settings import Expression, Origin, place_of
 from rlhf_core.errors import RecipeError
 from rlhf_core.system.yaml_text import YAMLTextError, read_yaml
 
-KINDS = {"GRPO": "grpo", "DPO": "dpo", "SFT": "sft"}  # beginnings of the names of configs and trainers
+# Beginnings of the names of configs and trainers.
+KINDS = {"GRPO": "grpo", "RLOO": "rloo", "DPO": "dpo", "KTO": "kto", "Reward": "reward", "SFT": "sft"}
 
 _POSITIONS = {  # arguments of the trainers, which may be given by position
     "grpo": ("model", "reward_funcs", "args", "train_dataset"),
+    "rloo": ("model", "reward_funcs", "args", "train_dataset"),
     "dpo": ("model", "ref_model", "args", "data_collator", "train_dataset"),
+    "kto": ("model", "ref_model", "args", "train_dataset"),
+    "reward": ("model", "args", "data_collator", "train_dataset"),
     "sft": ("model", "args", "data_collator", "train_dataset"),
 }
 _REWARDS_FILE = "rewards.py"  # functions of a script, beside the recipe
@@ -53,7 +57,7 @@ class TRLReward:
 class TRLFile:
     """The trainer, settings, model, data and rewards of a file of TRL."""
 
-    kind: str  # grpo, dpo or sft
+    kind: str  # of KINDS
     settings: dict[str, Any]  # by name; an Expression where a value is computed
     model: str | None
     path: str | list[str]  # of the data set: its name, or its files
@@ -173,8 +177,8 @@ class _Script:
         arguments = self._arguments(trainers[0]) if len(trainers) == 1 else {}
         if len(trainers) != 1 or len(configs) != ("args" in arguments):  # without args, all is TRL's default
             raise RecipeError(
-                f"{self._origin.file}: it has {len(configs)} configs and {len(trainers)} trainers of GRPO, DPO or SFT; "
-                "give a script with one trainer, and the config that is its `args`"
+                f"{self._origin.file}: it has {len(configs)} configs and {len(trainers)} trainers of "
+                f"{', '.join(KINDS)}; give a script with one trainer, and the config that is its `args`"
             )
         trainer = trainers[0]
         kind = KINDS[_short_name(trainer)[: -len("Trainer")]]

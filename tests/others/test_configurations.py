@@ -129,6 +129,44 @@ def test_lengths_that_a_script_leaves_to_trl_are_named(
     assert [each for each in translation.assumed if "max_length" in each or "max_tokens" in each] == assumed
 
 
+@pytest.mark.parametrize(
+    ("kind", "arguments", "stage", "expected"),
+    [
+        (
+            "KTO", "beta=0.2, desirable_weight=1.5", "kto",
+            {"beta": 0.2, "desirable_weight": 1.5, "undesirable_weight": 1.0, "batch_size": 8, "dropout": False},
+        ),
+        (
+            "Reward", "center_rewards_coefficient=0.01, num_train_epochs=1", "reward_model",
+            {"centring_coefficient": 0.01, "epochs": 1, "max_length": 1024, "dropout": False},
+        ),
+        (
+            "RLOO", "num_generations=4, reward_clip_range=(-1, 1), normalize_advantages=True", "rl",
+            {"algorithm": "rloo", "prompts_per_step": 2},
+        ),
+    ],
+)  # fmt: skip
+def test_other_trainers_of_trl(tmp_path: Path, kind: str, arguments: str, stage: str, expected: dict[str, Any]) -> None:
+    script = _sft(kind, arguments)
+    if kind == "RLOO":
+        script = _trl({}).replace("GRPO", "RLOO").replace("RLOOConfig()", f"RLOOConfig({arguments})")
+    (tmp_path / "a.py").write_text(script)
+    done = CliRunner().invoke(app, ["init", "--from", "trl", f"{tmp_path}/a.py", f"{tmp_path}/mine", "--model", "a/b"])
+    assert done.exit_code == 0, done.output
+    recipe = load_recipe(f"{tmp_path}/mine/recipe.yaml").recipe
+    made = recipe.stages[stage].model_dump()
+    assert {name: made[name] for name in expected} == expected
+    optimizer = made["rloo"]["optimizer"] if kind == "RLOO" else made["optimizer"]
+    assert optimizer["learning_rate"] == (1e-4 if kind == "Reward" else 1e-6)
+    assert recipe.data["train"].format == {"KTO": "unpaired", "Reward": "preferences", "RLOO": "prompts"}[kind]
+    if kind == "RLOO":
+        block = made["rloo"]
+        assert (block["group_size"], block["kl"]["place"], block["kl_per_token"]) == (4, "reward", False)
+        assert (block["kl"]["coefficient"], block["shaping"]["clip"]) == (0.05, (-1, 1))
+        assert made["sampling"]["max_tokens"] == 256
+        assert "normalize_advantages = True: rloo does not divide by a deviation here" in done.output
+
+
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["init", "--from", "trl", str(tmp_path / "a.py"), str(tmp_path / "mine")])
     assert (done.exit_code, done.output) == (1, f"error: {tmp_path / 'a.py'}: there is no such file\n")
@@ -316,7 +354,7 @@ def test_no_setting_of_a_table_is_lost(
     ("framework", "file", "text", "sentence"),
     [
         ("trl", "a.py", "x = (", "it is no Python: '(' was never closed"),
-        ("trl", "a.py", "print(1)", "it has 0 configs and 0 trainers of GRPO, DPO or SFT; give a script with one"),
+        ("trl", "a.py", "print(1)", "it has 0 configs and 0 trainers of GRPO, RLOO, DPO, KTO, Reward, SFT; give a"),
         ("trl", "a.py", _trl({}).replace("GRPOConfig()", "parsed"), "it has 0 configs and 1 trainers of GRPO"),
         ("trl", "a.toml", "x = 1", "give a script of TRL (.py), or the .yaml file of its command"),
         ("trl", "a.yaml", "learning_rate: 1", "it has no dataset_name, so there is nothing to train on"),
