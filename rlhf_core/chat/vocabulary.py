@@ -38,13 +38,12 @@ def form_problems(folder: Path) -> Iterator[str]:
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
         yield "tokenizer.json has no `model` with a `vocab`: fetch it again"
     if not isinstance(added, list):
-        what = "has no list `added_tokens`" if added is None else "has `added_tokens` that are no list"
+        what = "has no list `added_tokens`" if added is None else "has `added_tokens` that are not a list"
         yield f"tokenizer.json {what}: fetch it again, or save it with transformers' save_pretrained"
         return
     for index, token in enumerate(added):
         if not isinstance(token, dict) or type(token.get("id")) is not int or not isinstance(token.get("content"), str):
-            yield f"tokenizer.json: `added_tokens[{index}]` is not an object with a whole number `id` and a text "
-            "`content`"
+            yield f"tokenizer.json: `added_tokens[{index}]` is not an object of a whole number `id` and text `content`"
             return
 
 

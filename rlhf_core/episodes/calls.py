@@ -112,8 +112,8 @@ class Calls:
             )
         if max_tokens is not None and not 0 < max_tokens <= self.max_tokens:
             raise CallError(
-                f"max_tokens is {max_tokens}; the run samples 1 to {self.max_tokens} (`sampling.max_tokens`): leave it "
-                "out for these",
+                f"max_tokens is {max_tokens}; the run samples 1 to {self.max_tokens} (`sampling.max_tokens`): omit it "
+                "for these",
                 "invalid_max_tokens",
             )
         vocabulary = len(self.tokenizer)

@@ -31,8 +31,8 @@ def checkpoint_layers(model: transformers.PreTrainedModel, kind: GradientCheckpo
         return
     if not model.supports_gradient_checkpointing:
         raise StageError(
-            f"engine.gradient_checkpointing: transformers cannot compute layers of {type(model).__name__} again; leave "
-            "it out"
+            f"engine.gradient_checkpointing: transformers cannot compute layers of {type(model).__name__} again; "
+            "remove it"
         )
     options: dict[str, Any] = {"use_reentrant": False}  # re-entrant, ZeRO would reduce a shared gradient twice
     if kind == "selective":

@@ -166,7 +166,7 @@ def _auto_class(config: Any, head: Head) -> Any:
             f"tested here: take one of {', '.join(VISION_MODELS)}"
         )
     kind = "sequence classifier" if head == "scalar" else "causal language model"
-    raise StageError(f"config.json: a model of model_type {config.model_type!r} is no {kind}: take one that is")
+    raise StageError(f"config.json: a model of model_type {config.model_type!r} is not a {kind}: take one that is")
 
 
 @contextmanager

@@ -38,7 +38,7 @@ class AsynchronousConfig(Config):
         others = [name for name, field in fields if name != "max_lag" and getattr(self, name) != field.default]
         if not self.max_lag and others:
             raise ValueError(
-                f"{others[0]} has no effect with max_lag: 0, where every step waits for its own rollouts; leave it "
-                "out, or raise max_lag"
+                f"{others[0]} has no effect with max_lag: 0, where every step waits for its own rollouts; remove "
+                "it, or raise max_lag"
             )
         return self

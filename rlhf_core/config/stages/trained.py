@@ -171,8 +171,7 @@ def require_adaptable(engine: EngineConfig, **adapters: LoraConfig | None) -> No
             continue
         if engine.tensor_parallel > 1:
             raise ValueError(
-                f"{name}: adapters were not tested on weights that workers share (engine.tensor_parallel); leave one "
-                "out"
+                f"{name}: adapters were not tested on weights that workers share (engine.tensor_parallel); remove one"
             )
         setting = adapter.merged_only
         if setting is not None and engine.zero_stage == 3:

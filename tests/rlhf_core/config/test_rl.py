@@ -374,7 +374,7 @@ def test_a_reference_that_rounds_otherwise_than_the_policy_is_refused(name: str,
 
 def test_a_reference_alone_on_its_devices_makes_no_room() -> None:
     with pytest.raises(
-        ValidationError, match="with a placement without `group` the reference is alone on its devices; leave one"
+        ValidationError, match="with a placement without `group` the reference is alone on its devices; remove one"
     ):
         ppo(kl={"coefficient": 0.1, "offload": True, "placement": PLACED})
 

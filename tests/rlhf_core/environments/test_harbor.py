@@ -168,7 +168,7 @@ def test_the_policy_cannot_plant_a_reward_or_a_test(harbor: HarborHost, task: Pa
         ("echo 1 > /logs/verifier/reward.txt; exit 1", 1.0),
         ("exit 3", "its tests ended with status 3 and wrote neither"),
         ("echo high > /logs/verifier/reward.txt", "wrote 'high' to .*reward.txt, which is not a finite number"),
-        ("echo nan > /logs/verifier/reward.txt", "no finite number"),
+        ("echo nan > /logs/verifier/reward.txt", "not a finite number"),
         ("echo '{' > /logs/verifier/reward.json", "which is not valid JSON"),
         ("echo '[1]' > /logs/verifier/reward.json", "which is not a mapping of rewards"),
         ("echo '{\"a\": 1, \"b\": 2}' > /logs/verifier/reward.json", "with a, b, none of them `reward`"),

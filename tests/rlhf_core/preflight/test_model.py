@@ -166,7 +166,7 @@ def _link_to_nothing(folder: Path) -> None:
         (tokenizer_file("tokenizer.json", added_tokens=None), "tokenizer.json has no list `added_tokens`: fetch it"),
         (
             tokenizer_file("tokenizer.json", added_tokens=[{"content": "a"}]),
-            "tokenizer.json: `added_tokens[0]` is not an object with a whole number `id` and a text `content`",
+            "tokenizer.json: `added_tokens[0]` is not an object of a whole number `id` and text `content`",
         ),
         (tokenizer_file("tokenizer.json", model={}), "tokenizer.json has no `model` with a `vocab`: fetch it again"),
         (

@@ -123,7 +123,10 @@ def test_a_bomb_of_aliases_takes_little_memory(text: str, sentence: str) -> None
     [
         ("a: ü\nb: é".encode("latin-1"), "line 1: not UTF-8 text (invalid start byte): save the file as UTF-8"),
         ("a: 1".encode("utf-16"), "line 1: not UTF-8 text (invalid start byte): save the file as UTF-8"),
-        (b"#" * (MAX_BYTES + 1), "this file is larger than 262144 bytes, so it is not a recipe; name its data by"),
+        (
+            b"#" * (MAX_BYTES + 1),
+            "this file is larger than 262144 bytes, so it is not a recipe; name its data by paths",
+        ),
     ],
 )
 def test_a_file_that_is_no_text(tmp_path: Path, content: bytes, sentence: str) -> None:
