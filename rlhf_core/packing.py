@@ -25,7 +25,7 @@ def pack(token_ids: Sequence[Sequence[int] | Tensor], loss_masks: Sequence[Seque
     ids = [torch.as_tensor(sequence, dtype=torch.int64) for sequence in token_ids]
     masks = [torch.as_tensor(mask, dtype=torch.bool) for mask in loss_masks]
     if not ids or len(ids) != len(masks):
-        raise ValueError(f"pack: {len(ids)} sequences with {len(masks)} masks; as many of both, and at least one")
+        raise ValueError(f"pack: {len(ids)} sequences with {len(masks)} masks: give equal numbers, at least one")
     for i, (sequence, mask) in enumerate(zip(ids, masks, strict=True)):
         if sequence.numel() == 0 or sequence.shape != mask.shape:
             raise ValueError(f"pack: sequence {i} has {sequence.numel()} tokens and a mask of {mask.numel()}")

@@ -86,7 +86,7 @@ def check_templates(base: BaseModelConfig, root: Path, section: str) -> Iterator
     root: the recipe's folder, which contains a template file.
     """
     if base.chat_template is not None and base.input_template is not None:
-        yield f"{section}.chat_template and {section}.input_template are both set; take one away"
+        yield f"{section}.chat_template and {section}.input_template are both set; remove one"
     if base.input_template is not None and base.input_template.count(PROMPT_FIELD) != 1:
         yield (
             f"{section}.input_template is {base.input_template!r}; it must hold {PROMPT_FIELD} exactly once, "

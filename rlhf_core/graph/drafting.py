@@ -144,7 +144,7 @@ class Drafter:
             return self._read_dataset(name)
         candidates = [other for role in roles for other in self.by_role.get(role, [])]
         if name not in candidates:
-            hint = "; name others, or leave the setting out for all above" if setting.reads.each else ""
+            hint = "; name others, or remove the setting for all above" if setting.reads.each else ""
             raise RecipeError(f"{place}: {self._why_not(name, roles, candidates)}{hint}")
         wants_adapter = "adapter" in roles
         return name if wants_adapter or name not in self.by_role.get("adapter", []) else self._merged(name)
@@ -283,7 +283,7 @@ def _input_settings(section: str, config: StageConfig) -> tuple[InputSetting, ..
     for setting in settings:
         twice = next((name for name in setting.names if setting.names.count(name) > 1), None)
         if twice is not None:
-            raise RecipeError(f"{section}.{setting.path}: names `{twice}` twice: take one away")
+            raise RecipeError(f"{section}.{setting.path}: names `{twice}` twice: remove one")
     return settings
 
 

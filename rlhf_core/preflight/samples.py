@@ -135,7 +135,7 @@ def _check_shape(name: str, config: DatasetConfig) -> Iterator[str]:
     if config.source is None and not config.mix:
         yield f"data.{name}: names neither `source` nor `mix`; give it one of them"
     if config.source is not None and config.mix:
-        yield f"data.{name}: names both `source` and `mix`; move `source` into `mix`, or take one away"
+        yield f"data.{name}: names both `source` and `mix`; move `source` into `mix`, or remove one"
 
 
 def _noted(rows: Iterable[Located], columns: set[frozenset[str]]) -> Iterator[Located]:

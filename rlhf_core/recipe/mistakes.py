@@ -54,7 +54,7 @@ def sentence(data: Mapping[str, Any], problem: Mapping[str, Any]) -> tuple[list[
             return location, f"`{place}`: {text or problem['msg'].removeprefix('Value error, ')}"
         case kind:
             if value is None and kind != "none_required":
-                else_ = ", or leave the key out" if _may_be_left_out(parts) else ""
+                else_ = ", or remove the key" if _may_be_left_out(parts) else ""
                 return location, f"`{place}` is empty: {_expected(kind, problem, parts)}{else_}"
             if isinstance(value, str) and parts and (source := _as_source(value, _kinds(parts))):
                 return location, f"`{place}` is {shown(value)}: {source}"

@@ -36,7 +36,7 @@ _MEANINGS = {
     ),
     "could not find expected ':'": "a key in this line, or the one above, has no `: ` behind it: write `key: value`",
     "that cannot start any token": "a text that begins so needs quotes",
-    "found duplicate": "the key stands twice in one mapping: take one away",
+    "found duplicate": "the key stands twice in one mapping: remove one",
     "could not determine a constructor": "this tag is not read here: write a plain value",
     "for merging, but found": "`<<` takes a mapping, or a list of mappings",
     "undefined alias": "`*name` repeats what `&name` marks above; a text that begins with `*` needs quotes",

@@ -174,7 +174,7 @@ class RLConfig(RLSettings):
             raise ValueError(
                 f"hybrid: each worker shares its device with an engine, but there are placement.workers="
                 f"{placement.workers} and {rollout.engines * spread} devices of engines (rollout.engines="
-                f"{rollout.engines} x {spread}); set as many of both"
+                f"{rollout.engines} x {spread}); set equal numbers"
             )
         if rollout.gpus_per_engine != spread * placement.gpus_per_worker or placement.gpus_per_worker > 1:
             raise ValueError(

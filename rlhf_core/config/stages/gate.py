@@ -66,7 +66,7 @@ class ModelGateConfig(NamedStageConfig):
         if not self.better and not self.not_worse:
             raise ValueError("better and not_worse are empty, so every candidate would pass: name a metric")
         if both := sorted(self.better.keys() & self.not_worse.keys()):
-            raise ValueError(f"better and not_worse both have `{both[0]}`: take one away, or name it differently")
+            raise ValueError(f"better and not_worse both have `{both[0]}`: remove one, or name it differently")
         if self.candidate == self.baseline:
             raise ValueError(f"candidate and baseline are both `{self.candidate}`: compare it with another model")
         if self.approval is not None and self.model is None:

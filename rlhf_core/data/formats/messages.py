@@ -204,8 +204,8 @@ def _agreed(
     for other in present[1:]:
         if meaning(fields[other]) != meaning(fields[present[0]]):
             raise RowError(
-                f"`{where}` says one thing in `{present[0]}` and another in `{other}`: take one out",
-                f"`{column}` has a message that says two things",
+                f"`{where}` differs in `{present[0]}` and `{other}`: remove one",
+                f"`{column}` has a message with two contents",
             )
     return fields[present[0]] if present else None
 
@@ -222,9 +222,9 @@ def _require_text(fields: Mapping[str, Any], place: str) -> None:
         if _is_present(fields, name):
             rest = "" if place else f", or remove it by `columns: {{unused: {name}}}`"
             raise RowError(
-                f"`{place}{name}` goes with the text, but rows have text alone, and in `conversations`, `prompts`, "
-                f"`preferences` and `unpaired` images (docs/guides/vision.md says where): take such rows out{rest}",
-                f"`{name}` goes with the text",
+                f"`{place}{name}` accompanies the text, but rows hold only text, and in `conversations`, `prompts`, "
+                f"`preferences` and `unpaired` images (see docs/guides/vision.md): remove such rows{rest}",
+                f"`{name}` accompanies the text",
             )
 
 
@@ -258,7 +258,7 @@ def _part_text(part: Any, where: str, column: str) -> str:
         raise RowError(f"`{where}.content` has a part of the type {kind!r} whose `text` is not text")
     if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
         raise RowError(
-            f"`{where}.content` has a part of the type {str(kind)[:40]!r}: rows have text alone, and in "
+            f"`{where}.content` has a part of the type {str(kind)[:40]!r}: rows hold only text, and in "
             "`conversations`, `prompts`, `preferences` and `unpaired` images, take it out",
             f"`{column}` has a content that is not text alone",
         )
@@ -276,7 +276,7 @@ def _other_fields(fields: Mapping[str, Any], role: str, where: str, column: str)
         if not isinstance(text, str):
             raise RowError(f"`{where}.{name}` must be text, this is {type(text).__name__}")
     if fields.get("tool_calls") and fields.get("function_call"):
-        raise RowError(f"`{where}` has both `tool_calls` and `function_call`: take one out")
+        raise RowError(f"`{where}` has both `tool_calls` and `function_call`: remove one")
     calls = fields.get("tool_calls") or ([fields["function_call"]] if fields.get("function_call") else None)
     if role != "assistant" and (calls or reasoning is not None):
         name = "tool_calls" if calls else "reasoning_content"

@@ -48,7 +48,7 @@ class ProcessProgram(Program):
                 return await self._play(self._process, row, seed, timed)
         except TimeoutError as error:
             raise EpisodeError(
-                f"it did not return within {seconds:g} s, beside those that it waited for replies, and was stopped"
+                f"it did not return within {seconds:g} s, waits for replies excluded, and was stopped"
             ) from error
 
     def close(self) -> None:

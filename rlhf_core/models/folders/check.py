@@ -44,7 +44,7 @@ def folder_problems(folder: Path, *, reward_model: bool = False) -> Iterator[str
     try:
         tensors = stored_tensors(folder)
         if "adapter_config.json" in listed:
-            yield "there is a model here and an adapter beside it (adapter_config.json): merge it, or take it away"
+            yield "there is a model here and an adapter beside it (adapter_config.json): merge it, or remove it"
     except StageError as error:
         yield str(error)
     for name in sorted(listed & set(_OTHER_JSON)):

@@ -145,7 +145,7 @@ def test_a_shipped_template_adds_no_special_token() -> None:
         ({"chat_template": "loop.jinja"}, "loop.jinja: the chat template does not end within 1 s for four short turns"),
         ({"chat_template": "huge.jinja"}, "huge.jinja: the chat template needs over 4 GiB of memory for four short"),
         ({"chat_template": "bytes.jinja"}, "bytes.jinja: this file cannot be read (it is not UTF-8)"),
-        ({"chat_template": "plain", "input_template": "{prompt}"}, "are both set; take one away"),
+        ({"chat_template": "plain", "input_template": "{prompt}"}, "are both set; remove one"),
         (
             {"input_template": "Answer!"},
             "base.input_template is 'Answer!'; it must hold {prompt} exactly once, as in \"",

@@ -28,7 +28,7 @@ TWO = {"placement": {"workers": 2, "gpus_per_worker": 1.0}, "rollout": {"max_len
     [
         (
             {"placement": {"workers": 2}},
-            r"placement.workers=2 and 1 devices of engines \(rollout.engines=1 x 1\); set as many of both",
+            r"placement.workers=2 and 1 devices of engines \(rollout.engines=1 x 1\); set equal numbers",
         ),
         (TWO, "gpus_per_worker=1 and rollout.gpus_per_engine=0 are not the same GPUs; set 1 and 1"),
         (

@@ -185,17 +185,17 @@ for _ in range(300):
         (
             "conversations",
             {"messages": [{**USER, "from": "gpt"}, FOUR]},
-            "`messages[0]` says one thing in `role` and another in `from`",
+            "`messages[0]` differs in `role` and `from`",
         ),
         (
             "conversations",
             {"messages": [{**USER, "value": "3+3?"}, FOUR]},
-            "`messages[0]` says one thing in `content` and another in `value`",
+            "`messages[0]` differs in `content` and `value`",
         ),
         (
             "conversations",
             {"messages": [USER, {**FOUR, "reasoning": "a", "thinking": "b"}]},
-            "`messages[1]` says one thing in `reasoning` and another in `thinking`",
+            "`messages[1]` differs in `reasoning` and `thinking`",
         ),
         (
             "conversations",
@@ -226,10 +226,10 @@ for _ in range(300):
         (
             "conversations",
             {"messages": BOTH, "images": ["a.png"]},
-            "`images` goes with the text, but rows have text alone",
+            "`images` accompanies the text, but rows hold only text",
         ),
-        ("conversations", {"messages": [{**USER, "audio": {"id": 1}}, FOUR]}, "`messages[0].audio` goes with the text"),
-        ("prompts", {"prompt": "x", "image": b"PNG"}, "`image` goes with the text, but rows have text alone"),
+        ("conversations", {"messages": [{**USER, "audio": {"id": 1}}, FOUR]}, "`messages[0].audio` accompanies the"),
+        ("prompts", {"prompt": "x", "image": b"PNG"}, "`image` accompanies the text, but rows hold only text"),
         ("conversations", {"messages": None, "id": 1}, "`messages` is null"),
         ("conversations", {"instruction": "x"}, "no column `messages`, and no `prompt` with `completion`; it has"),
         ("conversations", {"prompt": "x", "response": "y"}, "no column `completion`; it has response (see"),
@@ -248,7 +248,7 @@ for _ in range(300):
         (
             "conversations",
             {"messages": [{**USER, "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, FOUR]},
-            "`messages[0].content` has a part of the type 'image_url': rows have text alone, and in",
+            "`messages[0].content` has a part of the type 'image_url': rows hold only text, and in",
         ),
         (
             "conversations",

@@ -147,8 +147,8 @@ def test_images_keep_their_places_and_a_picture_in_memory_its_pixels(reader: Ima
         ({**user({"type": "image"}), "images": [RED, RED]}, r"`images\[1\]` has no placeholder: the messages have 1"),
         ({"prompt": "<image><image>x", "images": [RED]}, "is an image without content, and the row has 1"),
         (user({"type": "image", "image": RED}, {"type": "text", "text": IMAGE}), "holds the character U\\+FFFC"),
-        (user({"type": "video", "video": RED}), "a part of the type 'video': rows have text alone"),
-        ({"prompt": "x", "audio": b"x"}, "`audio` goes with the text, but rows have text alone"),
+        (user({"type": "video", "video": RED}), "a part of the type 'video': rows hold only text"),
+        ({"prompt": "x", "audio": b"x"}, "`audio` accompanies the text, but rows hold only text"),
     ],
 )
 def test_what_is_no_image_or_has_no_place_is_a_bad_row(

@@ -134,7 +134,7 @@ def test_waiting_for_replies_does_not_count(tokenizer: Tokenizer) -> None:
     [
         ("nothing", "after 0 replies: it ended without a reply of the policy"),
         ("raises", "row raises, after 1 replies: it raised KeyError: 'no such move'\nTraceback"),
-        ("hangs", "after 1 replies: it did not return within 4 s, beside those that it waited for replies"),
+        ("hangs", "after 1 replies: it did not return within 4 s, waits for replies excluded"),
         ("dies", "before it answered, its process ended with status 4; see the log"),
         ("returns_text", "it returned the reward 'good', expected a finite number"),
         ("returns_nothing", "it returned the reward None, expected a finite number"),

@@ -354,7 +354,7 @@ def test_prompts_that_ask_for_a_reward_are_compared_as_they_were_before(tmp_path
     [
         (("sft=" + TRAIN, "sft.dataset=e"), "sft.dataset: there is no dataset `e` in `data`; it has d"),
         (("sft=" + TRAIN, "data.d.exclude=[d]"), "data.d: `exclude` goes in a circle: d -> d"),
-        (("sft=" + TRAIN, "data.d.exclude=[h, h]"), "data.d.exclude: names `h` twice: take one away"),
+        (("sft=" + TRAIN, "data.d.exclude=[h, h]"), "data.d.exclude: names `h` twice: remove one"),
         (
             ("rl=" + RL, "rl.algorithm=ppo"),
             "rl.ppo.rewards.preference.model: no stage above `rl` makes a reward model: add one, such as",

@@ -87,7 +87,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("rl.engine.gradient_checkpointing=1", "`rl.engine.gradient_checkpointing` is 1: it must not be a number"),
         ("rl.engine.gradient_checkpointing=yes", "is 'yes': it must be one of false, true, selective"),
         ("rl.steps=", "`rl.steps` is empty: it must be a whole number"),
-        ("rl.grpo.clip_low=", "`rl.grpo.clip_low` is empty: it must be a number, or leave the key out"),
+        ("rl.grpo.clip_low=", "`rl.grpo.clip_low` is empty: it must be a number, or remove the key"),
         ("rl.grpo.clip_low=100", "is 100: it must be more than 0 and at most 1: no ratio is less than 0"),
         ("rl.grpo.optimizer.learning_rate=.nan", "learning_rate=.nan`: NaN is not valid JSON: write a number, or null"),
         ("rl.grpo.optimizer.betas=[0.9]", "`rl.grpo.optimizer.betas` has too few entries: entry 2 is missing"),

@@ -55,8 +55,8 @@ def test_each_place_has_its_own_copy_of_what_an_alias_repeats() -> None:
     [
         ("# a\n%YAML 1.1\n---\na: 010", "the directive `%YAML 1.1` is not read: recipes are YAML 1.2"),
         ("%TAG ! !b\n---\na: 1", "the directive `%TAG ! !b` is not read: recipes are YAML 1.2"),
-        ("b: 1\na: 2\na: 3", "line 3: not valid YAML: the key stands twice in one mapping: take one away (found"),
-        ("<<: {a: 1}\nb: 1\nb: 2", "line 3: not valid YAML: the key stands twice in one mapping: take one away"),
+        ("b: 1\na: 2\na: 3", "line 3: not valid YAML: the key stands twice in one mapping: remove one (found"),
+        ("<<: {a: 1}\nb: 1\nb: 2", "line 3: not valid YAML: the key stands twice in one mapping: remove one"),
         ("a:\n  1: x", "line 2: not valid YAML: a key must be text: put it in quotes"),
         (": x", "line 1: not valid YAML: a key must be text: put it in quotes"),
         ("? [a]\n: x", "line 1: not valid YAML: a key must be text: put it in quotes"),
