@@ -181,7 +181,7 @@ def _chosen(names: Collection[str], prepared: Prepared) -> dict[str, Node]:
         for other in (*node.inputs.values(), *node.after):
             if other not in names and prepared.repository.manifest(graph[other].ref) is None:
                 raise RecipeError(
-                    f"{node.name} needs {other}, which the store does not have: run `alignment/full`, or it first"
+                    f"{node.name} needs {other}, which is not in the store: run `alignment/full`, or {other} first"
                 )
     return nodes
 

@@ -168,7 +168,7 @@ def test_a_run_that_comes_while_the_last_one_is_cancelled_submits_another_job(wo
 
 
 def test_a_stage_whose_inputs_nobody_made_is_refused(workplace: Workplace) -> None:
-    with pytest.raises(RecipeError, match=r"^data.words needs data.test, which the store does not have"):
+    with pytest.raises(RecipeError, match=r"^data.words needs data.test, which is not in the store"):
         few(workplace.recipe, ["data.words"])
     with pytest.raises(RecipeError, match=r"^the recipe few has no node `sft`; it has base, data.test, data.words"):
         few(workplace.recipe, ["sft"])
