@@ -39,6 +39,7 @@ class Comparison:
     prompts: int
     passed: bool
     reason: str
+    bound: float | None = None  # of the lower end; None: of an earlier release
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +91,5 @@ def judge(baseline: Input, candidate: Input, criterion: Criterion) -> Comparison
     )
     return Comparison(
         criterion.metric, scorer, criterion.completions, difference.value, low, difference.high, prompts, passed,
-        reason,
+        reason, bound,
     )  # fmt: skip

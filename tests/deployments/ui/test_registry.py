@@ -66,7 +66,12 @@ def test_a_model_shows_since_when_who_is_champion_and_what_waits(registry: tuple
     both = [made[each.manifest].split("/")[2] for each in (champion(store), candidate)]
     assert f'<a href="/compare?run={both[0]}&amp;run={both[1]}">Compare the runs of both</a>' in page
     assert page.index("run 1 was better") < page.index("run 0 was better")
-    assert re.search(r"<td>evaluation\.exact</td><td[^>]*>[+-]0\.\d+</td><td[^>]*>[+-]0\.\d+ to [+-]0\.\d+</td>", page)
+    (drawn,) = re.findall(
+        r"<td>evaluation\.exact</td><td>(<svg.*?</svg>)</td><td[^>]*>[+-]0\.\d+</td>"
+        r"<td[^>]*>[+-]0\.\d+ to [+-]0\.\d+</td>",
+        page, re.DOTALL,
+    )  # fmt: skip
+    assert 'class="range"' in drawn
     assert browser.get("/models/none").status_code == 404
 
 
@@ -100,7 +105,7 @@ def test_benchmarks_compare_too_and_manifests_are_read_once(
         ref = ref_of(model.key, "benchmark")
         publish(store, ref, folder, kind=Kind.EVALUATION, name="benchmark.x", parents={"model": model})
     page = browser.get("/models/sums").text
-    assert re.search(r"<tr><td>benchmark\.arc</td><td[^>]*>\+0\.500</td>", page)
+    assert re.search(r"<td>benchmark\.arc</td><td><svg.*?</svg></td><td[^>]*>\+0\.500</td>", page, re.DOTALL)
     read: list[str] = []
     get_tagged = LocalStore.get_tagged
 

@@ -109,7 +109,7 @@ def test_a_gate_s_verdict_is_said_first(nodes: dict[str, Input], tmp_path: Path)
     gate = artifact(tmp_path / "gate", Kind.GATE, "d", models, {"accepted": 0, "reason": "no"})
     comparison = {
         "metric": "<b>style</b>", "completions": "greedy", "value": -0.5, "low": -0.6, "high": -0.4, "prompts": 40,
-        "passed": False, "reason": "the lower end is below -0.010",
+        "passed": False, "reason": "the lower end is below -0.010", "bound": -0.01,
     }  # fmt: skip
     verdict = {"accepted": False, "reason": "no", "comparisons": [comparison]}
     (gate.folder / "verdict.json").write_text(json.dumps(verdict))
@@ -127,6 +127,8 @@ def test_a_gate_s_verdict_is_said_first(nodes: dict[str, Input], tmp_path: Path)
     assert "rl/cccccccccccc, compared with sft/bbbbbbbbbbbb" in first
     assert "&lt;b&gt;style&lt;/b&gt;" in first
     assert "-0.600 to -0.400" in first
+    assert '<line class="range" x1="-95.0" x2="-63.3"/><circle cx="-79.2" r="3.5"/>' in first
+    assert '<line class="bound" x1="-1.6" x2="-1.6" y1="-8" y2="8">' in first
     assert second.startswith("round: passed</h2>")
     assert "of an earlier &lt;release&gt;" in second
     assert rest.startswith("Evaluation on held-out prompts")
