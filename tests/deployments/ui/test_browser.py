@@ -16,7 +16,9 @@ from deployments.ui.demo_run import RUN_ID, write_demo_run
 from deployments.ui.pages import Pages
 from deployments.ui.reading import StoreReader
 from deployments.ui.server import application
+from rlhf_core.artifacts.aliases import read_alias
 from rlhf_core.artifacts.local_store import LocalStore
+from rlhf_core.artifacts.registry import move_alias
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.system.network import listening
 from tests.deployments.ui.chromium import DEVICES, NEEDS_CHROMIUM, click_chart, new_page, require_fits
@@ -140,4 +142,44 @@ def test_a_candidate_is_approved_and_the_champion_rolled_back(page: Page) -> Non
     page.get_by_label("reason of the rollback").fill("it is rude")
     page.get_by_role("button", name="Roll back").click()
     page.get_by_role("cell", name="it is rude").first.wait_for()
+    assert page.get_by_role("alert").count() == 0
+
+
+def test_from_a_loop_to_a_promoted_model_and_a_bar_of_ratios(page: Page, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    candidate = read_alias(store, "sums", "candidate")
+    assert candidate is not None
+    page.get_by_role("link", name="Loops").click()
+    page.get_by_role("link", name="nightly").click()
+    page.locator(".charts canvas").first.wait_for()
+    require_fits(page)
+    page.get_by_role("link", name=str(candidate.manifest)).click()  # the model of the last round
+    page.get_by_role("link", name="step 10").click()
+    page.locator('.charts > div[data-title="ratio"] canvas').first.wait_for()
+    click_chart(page, "ratio", 0.75)
+    page.wait_for_url("**?histogram=ratio&*")
+    assert page.locator("ul li a").count() > 0
+    page.get_by_role("link", name="sums", exact=True).click()
+    page.get_by_text("It is sums/candidate since").wait_for()
+    page.get_by_role("link", name="it waits for a person").click()
+    assert page.locator("svg.interval .range").count() == 1
+    page.get_by_label("your name").fill("ann")
+    page.get_by_role("button", name="Approve").click()
+    page.get_by_text("approved by ann").first.wait_for()
+    page.get_by_role("link", name="Data").click()
+    page.get_by_role("link", name="prompts", exact=True).click()
+    page.wait_for_url(f"**/runs/{RUN_ID}/prompts")
+
+
+def test_a_candidate_without_a_gate_is_promoted(page: Page, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    champion = read_alias(store, "sums", "champion")
+    assert champion is not None
+    move_alias(store, "free", "candidate", champion.manifest, by="demo", reason="by hand")
+    page.get_by_role("link", name="Models").click()
+    page.get_by_role("link", name="free").click()
+    page.get_by_label("your name").fill("ann")
+    page.get_by_label("reason", exact=True).fill("it is shorter")
+    page.get_by_role("button", name="Promote to champion").click()
+    page.get_by_text("approved by ann: it is shorter").wait_for()
     assert page.get_by_role("alert").count() == 0
