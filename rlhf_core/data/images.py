@@ -26,6 +26,7 @@ from rlhf_core.errors import reason_of
 from rlhf_core.system.image_decoding import FORMATS, as_rgb, encoded_image
 
 IMAGE_PART, IMAGE_URL_PART = "image", "image_url"
+_VIDEO_PART = "video"  # whose frames are images
 _COLUMNS = ("images", "image")
 _MESSAGE_COLUMNS = ("messages", "conversations", "conversation", "prompt", "question")
 _KEYS = ("image", "image_url", "bytes", "base64", "path", "url")  # of a part, or of a value of the column
@@ -140,7 +141,7 @@ def _is_empty(value: Any) -> bool:
 
 def _has_parts(messages: Any) -> bool:
     return isinstance(messages, list | tuple) and any(
-        _is_image(part) for message in messages for part in _parts_of(message)
+        _is_image(part) or _is_video(part) for message in messages for part in _parts_of(message)
     )
 
 
@@ -151,6 +152,25 @@ def _parts_of(message: Any) -> Sequence[Any]:
 
 def _is_image(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in (IMAGE_PART, IMAGE_URL_PART)
+
+
+def _is_video(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == _VIDEO_PART
+
+
+def _with_frames(part: Any, place: str) -> Iterator[tuple[Any, str]]:
+    """Yield a part with its place; of a video each of its frames, as an image. Raises RowError for other videos."""
+    if not _is_video(part):
+        yield part, place
+        return
+    frames = part.get("video")
+    if not isinstance(frames, list | tuple) or not frames:
+        raise RowError(
+            f"`{place}` is a video that is no list of frames: give {{type: video, video: [image, …]}}",
+            "a video is no list of frames",
+        )
+    for index, frame in enumerate(frames):
+        yield {"type": IMAGE_PART, "image": frame}, f"{place}.video[{index}]"
 
 
 class _Images:
@@ -175,7 +195,11 @@ class _Images:
             if parts := _parts_of(message):
                 key = "content" if "content" in message else "value"
                 where = f"{column}[{index}].{key}"
-                message[key] = [self._part(part, f"{where}[{n}]") for n, part in enumerate(parts)]
+                message[key] = [
+                    self._part(each, place)
+                    for n, part in enumerate(parts)
+                    for each, place in _with_frames(part, f"{where}[{n}]")
+                ]
         return messages
 
     def require_all_placed(self) -> None:

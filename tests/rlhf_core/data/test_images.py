@@ -57,6 +57,19 @@ def user(*content: Any) -> dict[str, Any]:
     return {"prompt": [{"role": "user", "content": list(content)}]}
 
 
+def test_the_frames_of_a_video_are_images_in_its_place(reader: ImageReader) -> None:
+    frames = [RED, RED_URL, {"bytes": BLUE, "path": None}, "red.png"]
+    message = asked(user(TEXT, {"type": "video", "video": frames}, {"type": "text", "text": "!"}), reader)
+    assert message["content"] == f"what?{IMAGE * 4}!"
+    assert message["images"] == [RED_SHA, RED_SHA, BLUE_SHA, RED_SHA]
+    with pytest.raises(RowError, match=r"`prompt\[0\]\.content\[0\]` is a video that is no list of frames"):
+        asked(user({"type": "video", "video": "film.mp4"}, TEXT), reader)
+    with pytest.raises(RowError, match=r"`prompt\[0\]\.content\[0\]\.video\[1\]` is no image"):
+        asked(user({"type": "video", "video": [RED, 7]}, TEXT), reader)
+    with pytest.raises(RowError, match=r"content\[0\]\.video\[8\]`: the row has more than images\.max_per_row=8"):
+        asked(user({"type": "video", "video": [RED] * 9}, TEXT), reader)
+
+
 @pytest.mark.parametrize(
     "row",
     [
@@ -147,7 +160,7 @@ def test_images_keep_their_places_and_a_picture_in_memory_its_pixels(reader: Ima
         ({**user({"type": "image"}), "images": [RED, RED]}, r"`images\[1\]` has no placeholder: the messages have 1"),
         ({"prompt": "<image><image>x", "images": [RED]}, "is an image without content, and the row has 1"),
         (user({"type": "image", "image": RED}, {"type": "text", "text": IMAGE}), "holds the character U\\+FFFC"),
-        (user({"type": "video", "video": RED}), "a part of the type 'video': rows hold only text"),
+        (user({"type": "audio", "audio": RED}), "a part of the type 'audio': rows hold only text"),
         ({"prompt": "x", "audio": b"x"}, "`audio` accompanies the text, but rows hold only text"),
     ],
 )
