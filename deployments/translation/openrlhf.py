@@ -309,7 +309,8 @@ def _rl(given: Given, origin: Origin, result: Translation) -> None:
         put(rl, "rollout.repeatable", False)
         result.assumed.append(f"rl.environment.max_turns: {_TURNS}; there, an episode ends by `done` or data.max_len")
         given.leave("reward.remote_url", "the agent of train.agent_func_path returns the reward")
-    reward = {"type": "environment"} if agent is not None else _reward(given, origin, result)
+    scored = bool(given.value("algo.dynamic_filtering_enable"))
+    reward = {"type": "environment", "scored": scored} if agent is not None else _reward(given, origin, result)
     block = _block(algorithm, estimator, given, reward)
     completions, batch = rl["prompts_per_step"] * block["group_size"], given.take("train.batch_size", 128)
     if completions % batch:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from rlhf_core.environments.agents.program import Program
 from rlhf_core.episodes.calls import Calls, chosen, joined, trajectory_of
@@ -32,10 +34,11 @@ async def play_program(
         outcome = await program.run(row_with_data_urls(prompt), environment_seed, calls)
         if not calls.completed:
             raise EpisodeError("it ended without a reply of the policy, so there is nothing to train")
-        reward = outcome.reward
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not fits(reward):
-            shown = written(reward) if isinstance(reward, int | float) else repr(reward)
-            raise EpisodeError(f"it returned the reward {shown:.200}, expected a finite number")
+        reward = _number(outcome.reward, "the reward")
+        score = None if outcome.score is None else _number(outcome.score, "the score")
+        if score is not None and not 0 <= score <= 1:
+            raise EpisodeError(f"it returned the score {score:g}, expected 0 to 1")
+        metrics = _metrics(outcome.metrics)
         trained = [call for call in calls.completed if call.trained]
         if not trained:
             raise EpisodeError(
@@ -49,4 +52,20 @@ async def play_program(
             f"environment {rules.environment}, row {prompt.id}, after {num_replies} replies: {error}"
         ) from error
     untrained = [call for call in calls.completed if not call.trained]
-    return trajectory_of(sequences, prompt, rules.text, float(reward), untrained)
+    made = trajectory_of(sequences, prompt, rules.text, reward, untrained)
+    return replace(made, score=score, environment_metrics={**metrics, **made.environment_metrics})
+
+
+def _metrics(returned: Any) -> dict[str, float]:
+    """Return the metrics of a program. Raises EpisodeError if they are no numbers by name."""
+    if not isinstance(returned, Mapping | None):
+        raise EpisodeError(f"it returned the metrics {returned!r:.200}, expected numbers by name")
+    return {str(name): _number(value, f"the metric {name}") for name, value in (returned or {}).items()}
+
+
+def _number(value: Any, what: str) -> float:
+    """Return a number that a program returned. Raises EpisodeError unless it is finite in float32."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+        shown = written(value) if isinstance(value, int | float) else repr(value)
+        raise EpisodeError(f"it returned {what} {shown:.200}, expected a finite number")
+    return float(value)

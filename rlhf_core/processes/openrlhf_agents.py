@@ -78,7 +78,7 @@ class MultiTurnAgentExecutor(AgentExecutorBase):
                 })
             )  # fmt: skip
             result["reward"] += _number(answer["rewards"])
-            result["extra_logs"] = answer.get("extra_logs") or {}
+            result |= {"extra_logs": answer.get("extra_logs") or {}, "scores": answer.get("scores")}
             feedback = answer["environment_feedback"]
             text += written + feedback
             tokens = [*tokens, *reply.token_ids, *hf_tokenizer.encode(feedback, add_special_tokens=False)]
@@ -216,16 +216,31 @@ def player(make: Any, options: Mapping[str, Any], name: str) -> Callable[..., An
 
 
 def _outcome(returned: Any, replies: list[tuple[list[int], Reply]], name: str) -> dict[str, Any]:
-    """Return reward and sequences of the samples that `execute` has returned."""
+    """Return reward, score, metrics and sequences of the samples that `execute` has returned. Logs are the first's."""
     samples = returned if isinstance(returned, list | tuple) else [returned]
     left = list(replies)
     rewards = {_number(sample["reward"]) for sample in samples}
     if len(rewards) != 1:
         raise ValueError(f"{name} returned samples with the rewards {sorted(rewards)}: an episode has one")
-    for sample in samples:
-        if logs := sample.get("extra_logs"):
-            print(f"{name}: extra_logs = {logs!r}", flush=True)
-    return {"reward": rewards.pop(), "sequences": [_segments(sample, left) for sample in samples]}
+    reward, first = rewards.pop(), samples[0]
+    outcome = {"reward": reward, "sequences": [_segments(sample, left) for sample in samples]}
+    outcome["metrics"] = _metrics(first.get("extra_logs") or {}, name)
+    score = first.get("scores")
+    if score is None or (_number(score) == reward and not 0 <= reward <= 1):  # repeated rewards are no scores
+        return outcome
+    return outcome | {"score": _number(score)}
+
+
+def _metrics(logs: Mapping[str, Any], name: str) -> dict[str, float]:
+    """Return the numbers of `extra_logs`, which are metrics; others are printed to the log."""
+    metrics = {}
+    for key, value in logs.items():
+        item = value.item() if hasattr(value, "item") else value
+        if isinstance(item, int | float):
+            metrics[str(key)] = float(item)
+        else:
+            print(f"{name}: extra_logs has {key} = {value!r}, which is no metric", flush=True)
+    return metrics
 
 
 def _segments(sample: Mapping[str, Any], left: list[tuple[list[int], Reply]]) -> list[Any]:

@@ -45,6 +45,6 @@ def player(load: Callable[..., Any], options: Mapping[str, Any], name: str) -> C
         if state.get("error") is not None:
             raise state["error"]
         await score(state, **unlimited)
-        return state["reward"]
+        return {"reward": state["reward"], "metrics": state.get("metrics") or {}}
 
     return play

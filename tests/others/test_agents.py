@@ -100,6 +100,7 @@ def test_an_agent_of_openrlhf_reads_text_and_trains_what_was_sampled(
 ) -> None:
     made = play("openrlhf_agent.py", function, "openrlhf", ["x", "ab"], {"answer": "b"})
     assert (made.environment_reward, made.turns, made.completion, made.branches) == (0.75, 2, "ab", ())
+    assert (made.score, made.environment_metrics) == (1.0, {"steps": 2.0})
     # The feedback is appended as it is, untrained; what follows the last reply is left out.
     assert text(tokenizer, made) == "<user>user:a?<assistant>x<eos><user>user:no<assistant>ab<eos>"
     trained = made.token_ids[made.loss_mask]
@@ -114,7 +115,7 @@ def test_an_agent_of_openrlhf_ends_at_max_turns(play: Play) -> None:
 
 def test_an_executor_of_openrlhf_plays_on_tokens(play: Play, tokenizer: Tokenizer) -> None:
     made = play("openrlhf_executor.py", "AgentExecutor", "openrlhf", ["x", "b"], {"answer": "b"})
-    assert (made.environment_reward, made.turns) == (1.0, 2)
+    assert (made.environment_reward, made.turns, made.score) == (1.0, 2, 1.0)
     assert text(tokenizer, made) == "<user>user:a?<assistant>x<eos><user>user:again<assistant>b<eos>"
     assert tokenizer.decode(made.token_ids[made.loss_mask]) == "x<eos>b<eos>"
 
@@ -242,7 +243,7 @@ def test_an_agent_of_openrlhf_trains_a_policy(engine: str, request: pytest.Fixtu
         "engine": {"dtype": "float32", "zero_stage": 0},
         "environment": {**agent, "max_turns": 3, "timeout_seconds": 300},
         "grpo": {
-            "rewards": {"game": {"type": "environment"}}, "group_size": 4, "minibatches": 1,
+            "rewards": {"game": {"type": "environment", "scored": True}}, "group_size": 4, "minibatches": 1,
             "optimizer": {"learning_rate": 1e-3, "schedule": "constant", "warmup_share": 0.0},
         },
     }  # fmt: skip
@@ -251,5 +252,7 @@ def test_an_agent_of_openrlhf_trains_a_policy(engine: str, request: pytest.Fixtu
     ((_, metrics),) = context.logs
     assert metrics["trained_completions"] == 8
     assert 1 < metrics["reward/game/turns"] <= 3
+    assert metrics["environment/steps"] == metrics["reward/game/turns"]
+    assert 0 <= metrics["score"] <= 1
     assert -0.75 <= metrics["reward"] <= 1
     assert 0 <= metrics["rollout_mismatch"] < 1e-4  # the trainer's log-probs of all trained tokens are the engine's

@@ -368,10 +368,19 @@ class EnvironmentReward(EpisodeReward, Scorer):
         description="score 1 for episodes whose sum is at least this, 0 for the others; none: the sum itself, a score "
         "if it is from 0 to 1",
     )
+    scored: bool = since_default(
+        False, description="the scores are those that agents and executors return; all episodes must have one"
+    )
+
+    @model_validator(mode="after")
+    def _one_score(self) -> EnvironmentReward:
+        if self.scored and self.threshold is not None:
+            raise ValueError("threshold makes a score of the reward, and scored reads one beside it: leave one out")
+        return self
 
     @property
     def may_give_scores(self) -> bool:
-        return self.threshold is not None
+        return self.threshold is not None or self.scored
 
     @property
     def gives_scores(self) -> bool:

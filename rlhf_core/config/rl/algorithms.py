@@ -149,8 +149,8 @@ class AlgorithmConfig(Config):
             rewards = ", ".join(f"{name} ({reward.type})" for name, reward in self.rewards.items()) or "none"
             raise ValueError(
                 "filtering needs a reward that gives scores from 0 to 1, such as a verifier, or an environment with a "
-                f"`threshold`, and no other does: of `rewards` there is {rewards}; add one (with weight 0 it is not "
-                "trained on), or set filtering: null"
+                f"`threshold` or `scored`, and no other does: of `rewards` there is {rewards}; add one (with weight 0 "
+                "it is not trained on), or set filtering: null"
             )
         return self
 

@@ -55,4 +55,4 @@ class Agent(ProcessProgram):
             if self._network is not None:
                 arguments["certificate"] = self._network.certificate
             await process.send({"agent": arguments, "seed": seed})
-            return outcome_of(await process.value(), ("reward",))
+            return outcome_of(await process.value(), ("reward", "score", "metrics"))

@@ -30,7 +30,7 @@ class Executor(ProcessProgram):
     async def _play(self, process: EpisodeProcess, row: Mapping[str, Any], seed: int, policy: Policy) -> Outcome:
         await process.send({"executor": {"row": dict(row)}, "seed": seed})
         served = _Served(policy, ExecutorImages(policy))
-        return outcome_of(await _returned(process, served), ("reward", "sequences"))
+        return outcome_of(await _returned(process, served), ("reward", "sequences", "score", "metrics"))
 
 
 async def _returned(process: EpisodeProcess, policy: _Served) -> Any:

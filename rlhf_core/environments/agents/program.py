@@ -128,6 +128,8 @@ class Outcome:
 
     reward: Any
     sequences: Any = None  # lists of segments, to train these; none: all calls, joined where they continue each other
+    score: Any = None  # 0-1, for filtering and evaluation; none: the program gives none
+    metrics: Any = None  # numbers by name, which are logged
 
 
 class Program(ABC):

@@ -105,10 +105,14 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
             },
             "validation.also.games.scorers.e is the reward of an environment",
         ),
+        (
+            {"grpo": {"rewards": {"e": {"type": "environment", "threshold": 1.0, "scored": True}}}},
+            "threshold makes a score of the reward, and scored reads one beside it",
+        ),
         ({"monitors": {"e": {"type": "environment", "weight": 2.0}}}, "a scorer is never summed with another"),
         (
             {"grpo": {"rewards": {"e": {"type": "environment"}}, "filtering": {}}},
-            "or an environment with a `threshold`, and no other does: of `rewards` there is e (environment); add one",
+            "an environment with a `threshold` or `scored`, and no other does: of `rewards` there is e (environment);",
         ),
     ],
 )
