@@ -1,4 +1,4 @@
-"""Servers of the Model Context Protocol as child processes, by the protocol's own client.
+"""Servers of the Model Context Protocol, as child processes or by HTTP, by the protocol's own client.
 
 That client wants a task of an event loop for each server: here the loop of a thread, whatever loop calls a tool.
 """
@@ -12,9 +12,9 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -25,6 +25,7 @@ from rlhf_core.config.environments.tools import McpTool
 from rlhf_core.errors import EpisodeError, RecipeError, one_line, reason_of
 from rlhf_core.processes import with_parent
 from rlhf_core.system.scratch import new_folder, remove
+from rlhf_core.system.variables import header_of
 
 if TYPE_CHECKING:
     from mcp import ClientSession
@@ -44,7 +45,7 @@ class Called:
 
 
 class McpServers:
-    """Starts servers of one command. `close` ends all of them."""
+    """Starts servers of one command, or sessions at one URL. `close` ends all of them."""
 
     def __init__(self, config: McpTool, file: Callable[[str], Path], log: TextIO | None = None) -> None:
         """file: returns the local path of a file of the recipe, for those that the server needs. log: target of the
@@ -89,7 +90,7 @@ class McpServers:
 
 
 class McpServer:
-    """A process that offers tools. After a call that failed it is not used again."""
+    """A process, or a session at a URL, that offers tools. After a call that failed it is not used again."""
 
     def __init__(self, config: McpTool, folder: Path, log: TextIO, loop: asyncio.AbstractEventLoop) -> None:
         self._config, self._folder, self._log, self._loop = config, folder, log, loop
@@ -113,21 +114,13 @@ class McpServer:
             self._loop.call_soon_threadsafe(end)
 
     async def _serve(self) -> None:
-        from mcp import ClientSession, StdioServerParameters, stdio_client
+        from mcp import ClientSession
 
         self._closing, self._fault = asyncio.Event(), self._loop.create_future()
         config = self._config
-        home = str(Path(rlhf_core.__file__).parents[1])
-        command = ["-P", str(Path(with_parent.__file__)), home, str(os.getpid()), *config.command]
-        python = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        variables = {name: os.environ[name] for name in config.variables if name in os.environ}
-        parameters = StdioServerParameters(
-            command=sys.executable, args=command, cwd=self._folder,
-            env={"PATH": python, **variables},
-        )  # fmt: skip
         try:
             async with (
-                stdio_client(parameters, self._log) as (read, write),
+                self._connected() as (read, write),
                 ClientSession(read, write, message_handler=self._heard) as self._session,
             ):
                 await self._answered(self._introduced(), config.start_seconds, "introduce itself")
@@ -137,6 +130,34 @@ class McpServer:
             self.failed = self.failed or f"its MCP server `{config.name}` has failed: {_reason(error)}"
             if not self.begun.done():
                 self.begun.set_exception(EpisodeError(self.failed))
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[tuple[Any, Any]]:
+        """Yield the streams of messages from and to the server."""
+        import httpx2
+        from mcp import StdioServerParameters, stdio_client
+        from mcp.client.streamable_http import streamable_http_client
+
+        config = self._config
+        if config.url is not None:
+            headers = {} if config.header_variable is None else header_of(config.header_variable)
+            async with (
+                # No limit of its own: a call has one.
+                httpx2.AsyncClient(headers=headers, follow_redirects=True, timeout=None) as client,
+                streamable_http_client(config.url, http_client=client) as streams,
+            ):
+                yield streams
+            return
+        home = str(Path(rlhf_core.__file__).parents[1])
+        command = ["-P", str(Path(with_parent.__file__)), home, str(os.getpid()), *config.command]
+        python = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        variables = {name: os.environ[name] for name in config.variables if name in os.environ}
+        parameters = StdioServerParameters(
+            command=sys.executable, args=command, cwd=self._folder,
+            env={"PATH": python, **variables},
+        )  # fmt: skip
+        async with stdio_client(parameters, self._log) as streams:
+            yield streams
 
     async def _introduced(self) -> None:
         await self._session.initialize()

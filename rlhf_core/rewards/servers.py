@@ -15,7 +15,8 @@ import httpx
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from rlhf_core.config.servers import ServerConfig, check_url
-from rlhf_core.errors import RewardError, reason_of
+from rlhf_core.errors import RewardError, VariableError, reason_of
+from rlhf_core.system.variables import header_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -214,10 +215,9 @@ def headers(config: ServerConfig) -> dict[str, str]:
 
     Raises RewardError if the environment variable that the config names holds no header.
     """
-    variable = config.header_variable
-    if variable is None:
+    if config.header_variable is None:
         return {}
-    name, colon, value = _variable(variable).partition(":")
-    if not (name.strip() and colon and value.strip()):
-        raise RewardError(f"the environment variable {variable} must be a header such as `Authorization: Bearer abc`")
-    return {name.strip(): value.strip()}
+    try:
+        return header_of(config.header_variable)
+    except VariableError as error:
+        raise RewardError(str(error)) from error

@@ -28,6 +28,17 @@ class Variable:
     secret: bool = False
 
 
+def header_of(name: str) -> dict[str, str]:
+    """Return the HTTP header in a variable that a recipe names. Raises VariableError."""
+    value = os.environ.get(name, "").strip()
+    if not value:
+        raise VariableError(f"the environment variable {name}, which the recipe names, is not set in this job")
+    header, colon, text = value.partition(":")
+    if not (header.strip() and colon and text.strip()):
+        raise VariableError(f"the environment variable {name} must be a header such as `Authorization: Bearer abc`")
+    return {header.strip(): text.strip()}
+
+
 def value_of(name: str) -> str | None:
     """Return the value of a declared variable; None if it is unset or empty. Raises VariableError."""
     variable = declared(name)

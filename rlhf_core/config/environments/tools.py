@@ -9,13 +9,14 @@ import posixpath
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from rlhf_core.config.base import Config, operational
+from rlhf_core.config.base import Config, operational, since_default
 from rlhf_core.config.environments.runtimes import RuntimeConfig, SandboxRuntime
 from rlhf_core.config.numbers import Characters, GiB, Seconds, Turns
 from rlhf_core.config.plugins import Table
-from rlhf_core.config.texts import NonEmpty, Variable, Visible
+from rlhf_core.config.servers import check_url
+from rlhf_core.config.texts import HeaderVariable, NonEmpty, Variable, Visible
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import UserProgram
 
@@ -103,15 +104,22 @@ class BashTool(ToolConfig):
 
 
 class McpTool(ToolConfig):
-    """The tools of a server of the Model Context Protocol, a program that speaks it by standard input and output.
+    """The tools of a server of the Model Context Protocol: a program that speaks it by standard input and output, or a
+    server with a URL, which speaks it by streamable HTTP.
 
     Its tools are looked up when the run is planned, and are part of the stage's key.
     """
 
     type: Literal["mcp"]
     command: tuple[NonEmpty, ...] = Field(
-        min_length=1,
+        default=(),
         description="the program and its arguments, such as [python, server.py]; it runs in a folder with `files`",
+    )
+    url: str | None = since_default(None, description="URL of a server that runs already, in place of a program")
+    header_variable: HeaderVariable | None = since_default(
+        None,
+        description="with `url`: environment variable `ALIGNMENT_HEADER_…` with a header to send, as `Authorization: "
+        "Bearer abc`",
     )
     files: tuple[NonEmpty, ...] = Field(
         default=(), description="the user's files that it needs; relative paths start at the recipe's folder"
@@ -119,7 +127,8 @@ class McpTool(ToolConfig):
     only: tuple[NonEmpty, ...] = Field(default=(), description="its tools that the policy may call; none: all")
     shared: bool = Field(
         default=False,
-        description="one server for all episodes, which must keep them apart itself; false: each episode starts one",
+        description="one server for all episodes, which must keep them apart itself; false: each starts one, or "
+        "has a session of its own at `url`",
     )
     variables: tuple[Variable, ...] = operational(
         (), description="environment variables used by it, such as one with a token"
@@ -129,6 +138,18 @@ class McpTool(ToolConfig):
         60.0, description="time limit of a call; with a later answer the episode fails"
     )
 
+    @model_validator(mode="after")
+    def _program_or_url(self) -> McpTool:
+        if bool(self.command) == (self.url is not None):
+            raise ValueError("give either `command` or `url`")
+        if self.url is not None:
+            check_url(self.url)
+        if self.url is not None and (self.files or self.variables):
+            raise ValueError("`files` and `variables` are of a `command`: leave them out beside `url`")
+        if self.url is None and self.header_variable is not None:
+            raise ValueError("`header_variable` is sent to a `url`: leave it out beside `command`")
+        return self
+
     @property
     def per_episode(self) -> bool:
         return not self.shared
@@ -136,7 +157,7 @@ class McpTool(ToolConfig):
     @property
     def name(self) -> str:
         """The server in messages."""
-        return " ".join(self.command)
+        return self.url or " ".join(self.command)
 
     @property
     def pin_name(self) -> str:
@@ -147,7 +168,7 @@ class McpTool(ToolConfig):
         return self.files
 
     def named_variables(self) -> tuple[str, ...]:
-        return self.variables
+        return self.variables if self.header_variable is None else (self.header_variable,)
 
     @field_validator("files")
     @classmethod

@@ -81,4 +81,6 @@ if __name__ == "__main__":
     if wrong == "babble":
         os.write(1, b"Welcome!\n")
         time.sleep(1000)
+    if wrong == "http":
+        server.run("streamable-http", port=int(sys.argv[2]))
     server.run("stdio")

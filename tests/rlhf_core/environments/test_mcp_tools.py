@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from rlhf_core.errors import EpisodeError, RecipeError, StageError
 from rlhf_core.graph.pins import pins
 from rlhf_core.processes.mcp_server import look_up_tools
 from tests.rlhf_core.stages.context import LocalContext
+from tests.services import free_ports
 
 pytestmark = pytest.mark.parts
 
@@ -99,6 +104,48 @@ def test_one_server_may_be_shared_and_is_started_again(tmp_path: Path) -> None:
             played(tools, calls("die"))
         ((after,),) = played(tools, calls("put", thing="new"))
         assert after.text == "new"
+
+
+def wait_for(port: int) -> None:
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"nothing listens at {port}")
+
+
+@pytest.mark.slow("starts a server of HTTP")
+def test_a_server_with_a_url_is_asked_by_http(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    process = subprocess.Popen([sys.executable, str(FOLDER / FILE), "http", str(port)])
+    try:
+        wait_for(port)
+        tool = McpTool.model_validate({"type": "mcp", "url": f"http://127.0.0.1:{port}/mcp", "only": ("put", "total")})
+        with opened(tool, tmp_path) as tools:
+            assert [schema["function"]["name"] for schema in tools.schemas] == ["put", "total"]
+            ((first,), (second,)) = played(tools, calls("put", thing="pen"), calls("put", thing="cup"))
+            assert (first.text, second.text) == ("pen", "pen, cup")  # sessions of one program
+    finally:
+        process.kill()
+        process.wait()
+    with pytest.raises(StageError, match=rf"its MCP server `http://127\.0\.0\.1:{port}/mcp` (has failed|did not)"):
+        McpTools.of(tool, context(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({}, "give either `command` or `url`"),
+        ({"command": ("a",), "url": "http://a"}, "give either `command` or `url`"),
+        ({"url": "ftp://a"}, "the URL must begin with http:// or https://"),
+        ({"url": "http://a", "files": ("b.py",)}, "`files` and `variables` are of a `command`"),
+        ({"command": ("a",), "header_variable": "ALIGNMENT_HEADER_A"}, "`header_variable` is sent to a `url`"),
+    ],
+)
+def test_a_server_is_a_program_or_has_a_url(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        McpTool.model_validate({"type": "mcp", **settings})
 
 
 @pytest.mark.parametrize(
