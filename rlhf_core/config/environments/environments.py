@@ -269,6 +269,11 @@ class AgentEnvironment(ProgramConfig):
         description="format of the policy's tool calls: the name of one of vLLM's tool parsers, such as hermes; none: "
         "requests in which it may call `tools` are rejected",
     )
+    sampling: Literal["request", "run"] = since_default(
+        "request",
+        description="temperature and top_p of replies: those that a request asks for, or those of the run, whatever a "
+        "request asks: for agents that ask for temperature 0",
+    )
     network: AgentNetwork | None = operational(
         None, description="where containers and other nodes reach the policy; none: only processes of its node do"
     )

@@ -33,7 +33,7 @@ class AgentHost(ProgramHost):
         self._parser = None if name is None else ToolCallParser(name, tokenizer, [], needs_marker=False)
         reached = config.network
         self.network = None if reached is None else Network.of(reached.listen, reached.host or own_address())
-        self.server = PolicyServer(self._parser, self.network)
+        self.server = PolicyServer(self._parser, self.network, requests_sample=config.sampling == "request")
 
     def close(self) -> None:
         super().close()

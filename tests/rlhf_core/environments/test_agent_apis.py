@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from rlhf_core.chat.encoding import Tokenizer
+from rlhf_core.environments.agents.api.anthropic_messages import chat_messages
 from rlhf_core.environments.agents.api.server import PolicyServer
 from rlhf_core.episodes.calls import Calls, joined
 from rlhf_core.rollout.engine import Request
@@ -322,6 +323,38 @@ def test_messages_say_why_they_end(tokenizer: Tokenizer) -> None:
     play(made, agent)
 
 
+def test_what_models_that_reason_are_asked_has_no_effect(tokenizer: Tokenizer) -> None:
+    """The default settings of command-line agents."""
+    made = policy(tokenizer, lambda prompt: "a")
+
+    async def agent(client: AsyncOpenAI, other: AsyncAnthropic) -> None:
+        await client.chat.completions.create(
+            model="m", messages=[QUESTION], reasoning_effort="high", verbosity="low", prompt_cache_retention="24h"
+        )
+        await client.responses.create(model="m", input="a?", text={"verbosity": "low"}, reasoning={"effort": "low"})
+        await other.messages.create(
+            model="m", max_tokens=9, messages=[QUESTION], thinking={"type": "enabled", "budget_tokens": 1024},
+            extra_body={"context_management": {"edits": []}, "output_config": {"effort": "high"}},
+        )  # fmt: skip
+
+    play(made, agent)
+    assert len(made.completed) == 3
+
+
+def test_a_run_may_sample_whatever_a_request_asks(tokenizer: Tokenizer) -> None:
+    made = policy(tokenizer, lambda prompt: "a")
+
+    async def agent(client: AsyncOpenAI, other: AsyncAnthropic) -> None:
+        await client.chat.completions.create(model="m", messages=[QUESTION], temperature=0, top_p=0.5)
+        answer = await client.responses.create(model="m", input="a?", temperature=0)
+        assert answer.temperature == made.temperature
+        await client.completions.create(model="m", prompt="a", temperature=0)
+        await other.messages.create(model="m", max_tokens=9, messages=[QUESTION], extra_body={"temperature": 0})
+
+    play(made, agent, requests_sample=False)
+    assert [call.completion.temperature for call in made.completed] == [None] * 4  # that of the run
+
+
 # What is refused
 
 
@@ -335,7 +368,6 @@ def test_messages_say_why_they_end(tokenizer: Tokenizer) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0] is 'input_file'"),
         ({"include": ["file_search_call.results"]}, "include has 'file_search_call.results'"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format is {'type': 'grammar'}"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity: not a parameter that this server knows"),
         ({"previous_response_id": "resp_9"}, "this episode has no response 'resp_9'"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice is {'type': 'allowed_tools'}"),
         ({"input": []}, "input is empty"),
@@ -358,7 +390,7 @@ def test_responses_refuse_by_name(tokenizer: Tokenizer, settings: Any, problem: 
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is {'type': 'enabled'"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type: Input should be 'json_schema'"),
         ({"extra_body": {"top_k": 5}}, "top_k is 5, which this server does not do"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0] is 'web_search_20250305'"),
         ({"messages": [{"role": "system", "content": "a"}]}, "messages[0].role is 'system'; it is user or assistant"),
@@ -395,6 +427,17 @@ def test_a_wrong_key_is_refused_in_the_form_of_each_api(tokenizer: Tokenizer) ->
         assert (await client.models.retrieve("any/model")).id == "any/model"
 
     play(policy(tokenizer, lambda prompt: "a"), agent)
+
+
+def test_images_of_results_are_shown_by_the_user() -> None:
+    """Templates show no images in the message of a tool."""
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QQ=="}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "seen"}, image]}
+    shown = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QQ=="}}
+    assert chat_messages([{"role": "user", "content": [result, {"type": "text", "text": "so?"}]}]) == [
+        {"role": "tool", "tool_call_id": "c", "content": "seen"},
+        {"role": "user", "content": [shown, {"type": "text", "text": "so?"}]},
+    ]
 
 
 def test_a_refusal_of_the_engine_ends_a_stream_with_an_error(tokenizer: Tokenizer) -> None:

@@ -32,17 +32,27 @@ class ToolChoice(Part):
     disable_parallel_tool_use: bool = False  # if it must call, it calls once
 
 
+class OutputFormat(Part):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Part):
+    effort: Any = None  # without effect
+    format: OutputFormat | None = None
+
+
 class CountRequest(ApiRequest):
-    ignored: ClassVar[frozenset[str]] = frozenset({"metadata", "service_tier", "cache_control"})
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "top_k": (0, -1),
-        "thinking": ({"type": "disabled"},),
-    }
+    ignored: ClassVar[frozenset[str]] = frozenset({
+        "metadata", "service_tier", "cache_control", "thinking", "context_management",
+    })  # fmt: skip
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {"top_k": (0, -1)}
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     system: str | list[dict[str, Any]] = ""
     tools: list[dict[str, Any]] = Field(default=[])
     tool_choice: ToolChoice = ToolChoice(type="auto")
+    output_config: OutputConfig = OutputConfig()
 
     def wanted(self, session: Session) -> Wanted:
         tools, choice = chat_tools(self.tools), self.tool_choice
@@ -52,6 +62,7 @@ class CountRequest(ApiRequest):
             tools=[] if choice.type == "none" else tools,
             must_call=names_to_call(tools, "required" if choice.type in ("any", "tool") else "auto", named),
             parallel_calls=not choice.disable_parallel_tool_use,
+            schema=None if self.output_config.format is None else self.output_config.format.schema_,
         )
 
 

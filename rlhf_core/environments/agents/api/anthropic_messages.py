@@ -69,7 +69,10 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any
 
 
 def _user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
-    """Return the results of tools, each a message of its own, and behind them the user's message, if there is one."""
+    """Return the results of tools, each a message of its own, and behind them the user's message, if there is one.
+
+    Images of results are in the user's message, since templates show none in a tool's.
+    """
     results: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
@@ -77,29 +80,41 @@ def _user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any
         match block:
             case {"type": "text", "text": str(text), **rest} if not rest:
                 parts.append({"type": "text", "text": text})
-            case {
-                "type": "image",
-                "source": {"type": "base64", "media_type": str(kind), "data": str(data)},
-                **rest,
-            } if not rest:
-                parts.append({"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}})
+            case {"type": "image"}:
+                parts.append(_image(block, place))
             case {"type": "tool_result", "tool_use_id": str(name), **rest} if rest.keys() <= {"content", "is_error"}:
                 content = rest.get("content") or ""
-                text = content if isinstance(content, str) else _text(content, f"{place}.content")
+                given = content if isinstance(content, list) else [content]
+                shown = [each for each in given if isinstance(each, dict) and each.get("type") == "image"]
+                parts += [_image(each, f"{place}.content") for each in shown]
+                text = _text([each for each in given if each not in shown], f"{place}.content")
                 results.append({"role": "tool", "tool_call_id": name, "content": text})
             case _:
                 raise _unread(block, place, "text, image in base64, and tool_result")
     return [*results, *([{"role": "user", "content": parts}] if parts else [])]
 
 
+def _image(block: Any, place: str) -> dict[str, Any]:
+    match _plain(block):
+        case {
+            "type": "image",
+            "source": {"type": "base64", "media_type": str(kind), "data": str(data)},
+            **rest,
+        } if not rest:
+            return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+    raise _unread(block, place, "images in base64")
+
+
 def _text(blocks: Any, where: str) -> str:
     texts = []
     for index, block in enumerate(blocks if isinstance(blocks, list) else [blocks]):
         match _plain(block):
+            case str(text):
+                texts.append(text)
             case {"type": "text", "text": str(text), **rest} if not rest:
                 texts.append(text)
             case _:
-                raise _unread(block, f"{where}[{index}]", "text")
+                raise _unread(block, f"{where}[{index}]", "text, and images in a tool_result")
     return "\n".join(texts)
 
 

@@ -24,6 +24,7 @@ from rlhf_core.rollout.engine import MOST_TOP_LOGPROBS
 # Parameters without effect on sampling here. The seed is the run's, so that episodes repeat with it.
 IGNORED = frozenset({
     "seed", "user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier",
+    "prompt_cache_retention", "reasoning_effort", "verbosity",
 })  # fmt: skip
 # The one value that each may have: log-probs of another distribution than the policy's could not be trained on.
 ONLY: Mapping[str, tuple[Any, ...]] = {

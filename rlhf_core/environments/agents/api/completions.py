@@ -62,7 +62,8 @@ async def _answers(session: Session, text: TextRequest) -> list[Answer]:
     prompt = token_ids(policy.tokenizer, text.prompt) if isinstance(text.prompt, str) else text.prompt
 
     async def one() -> Answer:
-        options = CallOptions(temperature=text.temperature, top_p=text.top_p)
+        temperature, top_p = session.sampling(text.temperature, text.top_p)
+        options = CallOptions(temperature=temperature, top_p=top_p)
         call = await policy.generate(prompt, max_tokens=text.max_tokens, stop=text.stop, options=options)
         written = decode_completion(policy.tokenizer, call.completion.token_ids)
         return Answer(call, until_any(written, text.stop))

@@ -182,7 +182,8 @@ def _record(session: Session, prompt: PolicyPrompt, answer: Answer) -> None:
 
 async def _sampled(session: Session, prompt: PolicyPrompt, wanted: Wanted, heard: _Listener | None) -> Answer:
     policy = session.policy
-    options = CallOptions(wanted.structure, wanted.top_logprobs, wanted.temperature, wanted.top_p, heard)
+    sampling = session.sampling(wanted.temperature, wanted.top_p)
+    options = CallOptions(wanted.structure, wanted.top_logprobs, *sampling, heard)
     call = await policy.generate(
         prompt.token_ids, max_tokens=wanted.max_tokens, stop=wanted.stop, messages=prompt.written,
         images=prompt.images, options=options,

@@ -29,6 +29,7 @@ _INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")  # the latter of reasonin
 
 class Text(Part):
     format: dict[str, Any] = Field(default={"type": "text"})
+    verbosity: Any = None  # without effect
 
 
 class StreamOptions(Part):
@@ -133,6 +134,7 @@ async def _events(session: Session, asked: ResponsesRequest) -> AsyncGenerator[b
 
 def _empty(session: Session, asked: ResponsesRequest) -> dict[str, Any]:
     """Return a response before anything of it is sampled."""
+    temperature, top_p = session.sampling(asked.temperature, asked.top_p)
     return {
         "id": f"resp_{next(session.numbers)}",
         "object": "response",
@@ -147,11 +149,11 @@ def _empty(session: Session, asked: ResponsesRequest) -> dict[str, Any]:
         "output": [],
         "parallel_tool_calls": asked.parallel_tool_calls,
         "previous_response_id": asked.previous_response_id,
-        "temperature": session.policy.temperature if asked.temperature is None else asked.temperature,
+        "temperature": session.policy.temperature if temperature is None else temperature,
         "text": {"format": asked.text.format},
         "tool_choice": asked.tool_choice,
         "tools": asked.tools,
-        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "top_p": 1.0 if top_p is None else top_p,
         "usage": None,
     }
 

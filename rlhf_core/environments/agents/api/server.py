@@ -74,11 +74,18 @@ _ROUTES = (
 class PolicyServer:
     """Runs while any episode is open, in the event loop that opened the first one."""
 
-    def __init__(self, tool_parser: ToolCallParser | None = None, network: Network | None = None) -> None:
+    def __init__(
+        self,
+        tool_parser: ToolCallParser | None = None,
+        network: Network | None = None,
+        *,
+        requests_sample: bool = True,
+    ) -> None:
         """tool_parser: none: requests in which the policy may choose to call tools are rejected. network: where other
-        machines and containers reach it; none: the loopback interface.
+        machines and containers reach it; none: the loopback interface. requests_sample: requests choose temperature and
+        top_p, else the run does.
         """
-        self._tool_parser, self._network = tool_parser, network
+        self._tool_parser, self._network, self._requests_sample = tool_parser, network, requests_sample
         self._numbers = itertools.count()
         self._sessions: dict[str, Session] = {}
         self._starting: asyncio.Task[tuple[web.AppRunner, int]] | None = None
@@ -91,7 +98,8 @@ class PolicyServer:
         self._users += 1
         name = f"episode-{next(self._numbers)}"
         conversations = Conversations(policy.tokenizer, policy.images)
-        session = Session(secrets.token_urlsafe(24), policy, self._tool_parser, conversations)
+        key = secrets.token_urlsafe(24)
+        session = Session(key, policy, self._tool_parser, conversations, self._requests_sample)
         try:
             if self._starting is None:
                 self._longest_body = _LONGEST_BODY if policy.images is None else _LONGEST_BODY_WITH_IMAGES
