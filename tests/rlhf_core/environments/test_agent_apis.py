@@ -429,6 +429,17 @@ def test_a_wrong_key_is_refused_in_the_form_of_each_api(tokenizer: Tokenizer) ->
     play(policy(tokenizer, lambda prompt: "a"), agent)
 
 
+def test_a_key_whose_bytes_are_no_text_is_refused(tokenizer: Tokenizer) -> None:
+    async def agent(client: AsyncOpenAI, _: Any) -> None:
+        url = client.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(f"GET {url.path}models HTTP/1.1\r\nHost: a\r\nx-api-key: ".encode() + b"\xff\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 401 Unauthorized\r\n"
+        writer.close()
+
+    play(policy(tokenizer, lambda prompt: "a"), agent)
+
+
 def test_images_of_results_are_shown_by_the_user() -> None:
     """Templates show no images in the message of a tool."""
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QQ=="}}

@@ -169,7 +169,8 @@ class PolicyServer:
 def _opens(request: web.Request, key: str) -> bool:
     """Return whether a request has the key, in the header of OpenAI's clients or of Anthropic's."""
     given = (request.headers.get("x-api-key", ""), request.headers.get("Authorization", "").removeprefix("Bearer "))
-    return sum(hmac.compare_digest(each.encode(), key.encode()) for each in given) > 0
+    # Bytes of a header that are no UTF-8 are surrogates in its text.
+    return sum(hmac.compare_digest(each.encode(errors="surrogateescape"), key.encode()) for each in given) > 0
 
 
 def _failed(form: ErrorForm, error: RequestError) -> web.Response:
