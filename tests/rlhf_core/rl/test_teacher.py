@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,12 @@ from transformers import LlamaForCausalLM
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.contract import Input
+from rlhf_core.models.loading import load_causal_model
+from rlhf_core.models.packed import PolicyModel
+from rlhf_core.models.vision import RowImages, open_processor
 from rlhf_core.rl.experience import pack_hinted, pack_trajectories
+from rlhf_core.types import Prompt, Trajectory
+from tests.rlhf_core.pictures import picture, vision_model
 from tests.rlhf_core.rl.one_rank import episodes, rl_config, trainer, trajectories
 from tests.rlhf_core.stages.context import local_input
 
@@ -26,6 +32,32 @@ def other(model: Input, tmp_path: Path) -> Input:
     torch.manual_seed(2)
     LlamaForCausalLM(LlamaForCausalLM.from_pretrained(model.folder).config).save_pretrained(tmp_path / "other")
     return local_input(tmp_path / "other", Kind.POLICY)
+
+
+def test_it_sees_the_pictures_of_prompts(tmp_path: Path) -> None:
+    student, teacher = vision_model(tmp_path / "student"), vision_model(tmp_path / "teacher", seed=1)
+    processor = open_processor(student.folder)
+    assert processor is not None
+    episodes = []
+    for index, colour in enumerate(("red", "red", "blue", "blue")):
+        content = picture(colour)
+        digest = hashlib.sha256(content).hexdigest()
+        (tmp_path / digest).write_bytes(content)
+        ids, mask, images = RowImages(processor, tmp_path).expanded(
+            [2, processor.image_token_id, 3, 5, 6], [False] * 3 + [True] * 2, [digest]
+        )
+        prompt = Prompt(str(index // 2), "", tuple(ids[:-2]), row={}, images=images)
+        episodes.append(Trajectory(prompt, torch.tensor(ids), torch.tensor(mask), torch.zeros(len(ids)), 0, "stop"))
+    batch = pack_trajectories(episodes, processor)
+    config = rl_config("on-policy-distillation", engine={**ENGINE, "tokens_per_micro_batch": 64})
+    scored = trainer(config, student, tmp_path / "work", {INPUT: teacher})[0].score(batch)
+    alone = PolicyModel(load_causal_model(teacher.folder, dtype=torch.float32, attention="sdpa").eval())
+    with torch.no_grad():
+        expected = alone(batch, temperature=1.0)[0] * batch.loss_mask
+    assert scored.teacher_logprobs is not None
+    torch.testing.assert_close(scored.teacher_logprobs, expected, atol=1e-5, rtol=0)
+    red, _, blue, _ = scored.teacher_logprobs[batch.loss_mask].split(2)
+    assert not torch.equal(red, blue)  # of the same words
 
 
 def test_its_log_probs_are_those_of_its_model(model: Input, other: Input, tmp_path: Path) -> None:
