@@ -11,7 +11,6 @@ from deployments.ui.dataset_page import MOST_ROWS, read_dataset_view, read_datas
 from deployments.ui.loops import read_last_rounds, read_loop
 from deployments.ui.reading import NotFoundError, StoreReader
 from deployments.ui.registry import ACTIONS, Form, aliases_of, move, read_model, summaries
-from deployments.ui.resource_charts import resource_charts
 from deployments.ui.run_list import RunsView
 from deployments.ui.services import read_services
 from rlhf_core.artifacts.attempts import attempts_at
@@ -27,6 +26,7 @@ from rlhf_core.report.charts import Chart, curve_charts, grouped, histogram_char
 from rlhf_core.report.content import Curves
 from rlhf_core.report.formatting import main_metrics, money
 from rlhf_core.report.node_view import NodeView
+from rlhf_core.report.resource_charts import resource_charts
 from rlhf_core.report.rollouts import (
     completion_view,
     last_message,
@@ -86,7 +86,7 @@ class Pages:
         last = self._section(run, drawn[-1], curves[drawn[-1].name]) if drawn else None
         return self._rendered(
             "run.html", title=run.name, refresh=run.record is None, run=run, content=content, section=last,
-            charts=last is not None, with_curves=drawn, problems=problems, aliases=aliases,
+            charts=last is not None or bool(part.uses), with_curves=drawn, problems=problems, aliases=aliases,
             retried=self._retried(run, nodes), **run_context(part, partial(_path_of, run)),
         )  # fmt: skip
 

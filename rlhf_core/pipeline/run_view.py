@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -13,8 +14,10 @@ from rlhf_core.artifacts.costs import Cost, StageCost, total
 from rlhf_core.artifacts.leases import holder_of
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.resources import AttemptUses, read_uses
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.prices import PricesConfig
+from rlhf_core.errors import IntegrityError
 from rlhf_core.pipeline.record import RunRecord, RunStart, newest_records
 from rlhf_core.pipeline.run_costs import prices_of_run
 from rlhf_core.report.content import Curves
@@ -23,6 +26,7 @@ from rlhf_core.report.run_diff import settings_that_differ
 from rlhf_core.report.run_part import RunPart
 from rlhf_core.report.timeline import phases
 
+_PARALLEL_REQUESTS = 8
 _RECENT_RUNS = 48  # before a run, among which the one of its recipe is looked for
 
 
@@ -104,7 +108,19 @@ def run_part(
         run.record is not None, run.overrides, "" if previous is None else previous.run_id,
         [] if previous is None else settings_that_differ(previous.recipe, run.recipe), nodes, inputs, costs, run.prices,
         {name: found for name, of_node in curves.items() if (found := phases(of_node))}, logged,
+        _uses(repository.store, nodes),
     )  # fmt: skip
+
+
+def _uses(store: Store, nodes: Sequence[NodeView]) -> dict[str, list[AttemptUses]]:
+    def read(node: NodeView) -> list[AttemptUses]:
+        try:
+            return read_uses(store, node.ref)
+        except IntegrityError:  # the page of the stage says what is damaged
+            return []
+
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+        return {node.name: uses for node, uses in zip(nodes, pool.map(read, nodes), strict=True) if uses}
 
 
 def _previous_run(store: Store, run: Run) -> RunRecord | None:

@@ -117,6 +117,12 @@ def _ended(attempt: Attempt) -> str:
     return f"{attempt.outcome}: {shortened(attempt.reason, _LONGEST_REASON)}" if attempt.reason else attempt.outcome
 
 
+def thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """Return every n-th point of a curve, so that there are about so many, and the last."""
+    every = -(-len(points) // most)
+    return points[:-1:every] + points[-1:]
+
+
 def histogram_charts(histograms: Mapping[str, Histogram]) -> list[Chart]:
     return [
         {"title": name, "edges": histogram.edges, "counts": histogram.counts} for name, histogram in histograms.items()
@@ -128,6 +134,5 @@ def _answers(name: str, metric: str) -> bool:
 
 
 def _line(points: list[tuple[float, float]], most: int) -> dict[str, list[float]]:
-    every = -(-len(points) // most)
-    thinned = points[:-1:every] + points[-1:]
-    return {"x": [x + 1 for x, _ in thinned], "y": [float(f"{y:.{_DIGITS}g}") for _, y in thinned]}
+    drawn = thinned(points, most)
+    return {"x": [x + 1 for x, _ in drawn], "y": [float(f"{y:.{_DIGITS}g}") for _, y in drawn]}

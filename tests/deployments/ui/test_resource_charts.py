@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from deployments.ui.resource_charts import resource_charts
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.resources import AttemptUses, ProcessUses, uses_path
 from rlhf_core.pipeline.record import RunStart, write_start
 from rlhf_core.report.charts import curve_charts
-from tests.deployments.ui.served import browsing
+from rlhf_core.report.node_view import NodeView
+from rlhf_core.report.page import with_run
+from rlhf_core.report.resource_charts import resource_charts
+from rlhf_core.report.run_part import RunPart
+from tests.deployments.ui.served import browsing, data_of
 
 pytestmark = pytest.mark.parts
 
@@ -66,9 +69,28 @@ def test_the_page_of_a_stage_draws_them_once(tmp_path: Path) -> None:
         store.put(uses_path(RL, AT, "a"), attempt(0, job=None).model_dump_json().encode())
         store.put(f"{RL.path}/live/metrics.jsonl", b'{"step": 0, "reward": 1}\n{"step": 1, "reward": 2}\n')
         page = browser.get("/runs/live/rl").text
+        run = browser.get("/runs/live").text
     found = [json.loads(each) for each in re.findall(r"data-charts='([^']*)'", page)]
     assert [[chart["title"] for chart in each["charts"]] for each in found] == [
         ["reward and KL"], ["cores in use", "memory, GiB"]
     ]  # fmt: skip
-    assert page.count("/static/charts.js") == 1
+    assert "<summary>Cores, memory and GPUs in use, by stage</summary>" in run
+    assert [chart["title"] for chart in data_of(run, "charts")["charts"]] == ["cores in use", "memory, GiB"]
+    assert page.count("/static/charts.js") == run.count("/static/charts.js") == 1
     assert page.index("charts.js") > page.rindex("data-charts")
+
+
+def test_the_report_has_them_thinned_to_its_size() -> None:
+    long = ProcessUses(
+        seconds=tuple(map(float, range(2_000))), cores=(1.0,) * 2_000, host_bytes=(GIB,) * 2_000,
+        gpu_share=(0.5,) * 2_000, gpu_bytes=(GIB,) * 2_000,
+    )  # fmt: skip
+    uses = {"rl": [AttemptUses(started_at=AT, processes={f"rank {number}": long for number in range(12)})]}
+    part = RunPart(
+        "made", "succeeded", AT, AT, True, (), "", [], [NodeView("rl", RL, "computed", None)], {}, [], None, {}, {},
+        uses,
+    )  # fmt: skip
+    page = with_run("<!-- the run --><!-- end of the run -->", part)
+    assert len(page) < 250_000
+    (*_, last) = data_of(page, "charts")["charts"][0]["lines"][0]["x"]
+    assert last == pytest.approx(1_999 / 60, abs=0.01)

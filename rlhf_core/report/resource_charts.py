@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from rlhf_core.artifacts.resources import AttemptUses, ProcessUses
-from rlhf_core.report.charts import Chart, charts_of_lines
+from rlhf_core.report.charts import MOST_POINTS, Chart, charts_of_lines, thinned
 
 _GIB = 2**30
 _Column = Callable[[ProcessUses], Sequence[float | None]]
@@ -17,9 +17,9 @@ _QUANTITIES: Mapping[str, _Column] = {
 }
 
 
-def resource_charts(attempts: Sequence[AttemptUses]) -> list[Chart]:
+def resource_charts(attempts: Sequence[AttemptUses], most_points: int = MOST_POINTS) -> list[Chart]:
     """Return a chart of each quantity that was measured: a line for each process, over minutes since the first
-    attempt.
+    attempt. Of a long line every n-th point is drawn, and the last.
     """
     charts: list[Chart] = []
     for title, column in _QUANTITIES.items():
@@ -35,8 +35,9 @@ def resource_charts(attempts: Sequence[AttemptUses]) -> list[Chart]:
                 if known:
                     points.setdefault(name, []).extend(known)
         lines = [
-            {"name": name, "x": [round(x, 2) for x, _ in each], "y": [y for _, y in each]}
+            {"name": name, "x": [round(x, 2) for x, _ in drawn], "y": [y for _, y in drawn]}
             for name, each in points.items()
+            if (drawn := thinned(each, most_points))
         ]
         charts += [{**chart, "x": "minutes"} for chart in charts_of_lines(title, lines)]
     return charts
