@@ -1,9 +1,13 @@
-"""Preflight of Harbor's tasks: the solution of one must earn more than no work at all."""
+"""Preflight of Harbor's tasks: the solution of one must earn more than no work at all, and a runtime has what they ask
+for.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import partial
@@ -12,7 +16,7 @@ from pathlib import Path
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.config.environments.environments import AnyEnvironment, HarborEnvironment
 from rlhf_core.config.environments.harbor import COLUMN, HarborTask
-from rlhf_core.config.environments.runtimes import SandboxRuntime
+from rlhf_core.config.environments.runtimes import ContainerRuntime, RuntimeConfig, SandboxRuntime
 from rlhf_core.data.formats import Row
 from rlhf_core.data.sources.base import Located
 from rlhf_core.environments.harbor_tests import graded
@@ -30,7 +34,8 @@ _SHOWN = 300  # characters of a solution's output
 def check_solutions(
     graph: Mapping[str, Node], samples: Mapping[str, Sample], root: Path, repository: ArtifactRepository | None
 ) -> list[str]:
-    """Return a note for each environment of Harbor's tasks whose tests were not tried.
+    """Return a note for each environment of Harbor's tasks whose tests were not tried, or whose runtime has not what
+    tasks ask for.
 
     samples: readable rows of each dataset. repository: nodes whose result it has are skipped.
     Raises RecipeError if the solution of a task earns no more than no work.
@@ -42,13 +47,41 @@ def check_solutions(
                 continue
             tasks = [located for located in located_rows if COLUMN in located[1]]
             for below, part in judged.judge.parts().items():
-                if isinstance(part, HarborEnvironment) and part.check_solution:
-                    rows = [located for located in tasks if judged.judge.of_row(located[1]) is part]
-                    place = ".".join(filter(None, (node.name, judged.setting, below)))
-                    if rows:
-                        yield f"{part.model_dump_json()} {name}", partial(_compared, place, part, rows, root)
+                if not isinstance(part, HarborEnvironment):
+                    continue
+                rows = [located for located in tasks if judged.judge.of_row(located[1]) is part]
+                place = ".".join(filter(None, (node.name, judged.setting, below)))
+                if rows:
+                    asked = f"{part.model_dump_json()} {name}"
+                    yield f"runtime {asked}", partial(_equipped, place, part.runtime, rows, root)
+                    if part.check_solution:
+                        yield asked, partial(_compared, place, part, rows, root)
 
     return ask(graph, repository, questions, os.cpu_count() or 1)
+
+
+def _equipped(place: str, runtime: RuntimeConfig, rows: list[Located], root: Path) -> Answer:
+    """Note what tasks ask for in task.toml, and the runtime of the recipe, which decides, does not have."""
+    if not isinstance(runtime, SandboxRuntime | ContainerRuntime):
+        return Answer()  # a service decides
+    has = {
+        "memory_mb": 1024 * runtime.memory_gib,
+        "storage_mb": 1024 * runtime.disk_gib if isinstance(runtime, SandboxRuntime) else math.inf,
+        "allow_internet": isinstance(runtime, ContainerRuntime) and runtime.network,
+        "gpus": 0,
+    }
+    lacking: dict[str, float] = {}
+    for where, _ in rows:
+        asked = tomllib.loads((root / where / "task.toml").read_text(encoding="utf-8")).get("environment", {})
+        for name, most in has.items():
+            if isinstance(value := asked.get(name), int | float) and value > most:
+                lacking[name] = max(value, lacking.get(name, 0))
+    if not lacking:
+        return Answer()
+    shown = ", ".join(f"{name} = {value:g}, not {has[name]:g}" for name, value in lacking.items())
+    return Answer(
+        note=f"{place}: of what task.toml asks for, the runtime `{runtime.type}` has less: {shown}; see its settings"
+    )
 
 
 def _compared(place: str, config: HarborEnvironment, rows: list[Located], root: Path) -> Answer:

@@ -70,6 +70,19 @@ def test_a_plan_says_what_it_did_not_try(recipe: Path) -> None:
     assert notes(recipe, "evaluation=null") == ["rl.environment: no task has solution/solve.sh, so no tests were tried"]
 
 
+def test_a_runtime_without_what_tasks_ask_for_is_noted(recipe: Path) -> None:
+    task = first_task(recipe)
+    settings = (task / "task.toml").read_text().replace("memory_mb = 256", "memory_mb = 4096\nallow_internet = true")
+    (task / "task.toml").write_text(settings)
+    sandbox = ["rl.environment.check_solution=false", "evaluation=null"]
+    assert notes(recipe, *sandbox) == [
+        "rl.environment: of what task.toml asks for, the runtime `sandbox` has less: memory_mb = 4096, not 256, "
+        "allow_internet = 1, not 0; see its settings"
+    ]
+    container = "rl.environment.runtime={type: container, image: debian, network: true, memory_gib: 4}"
+    assert notes(recipe, *sandbox, container) == []
+
+
 def test_a_solution_may_read_files_beside_it(recipe: Path) -> None:
     task = first_task(recipe)
     (task / "solution" / "answer").touch()
