@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.chat.encoding import Tokenizer, ended_completion
+from rlhf_core.chat.encoding import ended_completion
+from rlhf_core.chat.image_messages import images_of
 from rlhf_core.chat.sampled_tokens import COLUMN, reply_of
 from rlhf_core.config.stages.score import ScoreConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.formats import Row
-from rlhf_core.data.reading import iterate_rows, write_dataset
+from rlhf_core.data.reading import IMAGES_FOLDER, iterate_rows, write_dataset
 from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.evaluation.ranking import Ranked, rank
 from rlhf_core.evaluation.ranking import flat_metrics as ranking_metrics
 from rlhf_core.evaluation.stored import write_evaluation
 from rlhf_core.models.folders.folder import read_config
 from rlhf_core.models.folders.readers import reader_problem
+from rlhf_core.models.vision import RowImages
 from rlhf_core.rewards import open_rewards
 from rlhf_core.rewards.model import RewardReader
 from rlhf_core.rl.rows import completions_row, with_rewards
@@ -30,7 +33,7 @@ from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.partial_rows import PartialRows
 from rlhf_core.stages.readers import Readers, reward_counts, totals
 from rlhf_core.training.counts import require_counts
-from rlhf_core.types import Prompt, Trajectory
+from rlhf_core.types import Prompt, SequenceImage, Trajectory
 
 _QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
 
@@ -79,8 +82,10 @@ def _run(
                     judged[name].append(value)
             report(len(part))
 
+    pictures = inputs[config.rows_input].folder / IMAGES_FOLDER
+
     def read(name: str) -> list[Trajectory]:
-        return [_as_tokens(each, judges[name].tokenizer, config.max_length) for each in completions]
+        return [_as_tokens(each, judges[name], pictures, config.max_length) for each in completions]
 
     judged |= readers.judge(read, report)
     require_counts(reward_counts(len(completions), judged))
@@ -93,8 +98,8 @@ def _run(
     sums, remaining = [entry["reward"] for entry in entries], iter(entries)
     scored = [_scored(row, [next(remaining) for _ in row["completions"]]) for row in rows]
     folder = context.workdir / "dataset"
-    write_dataset(folder, scored, {"format": config.made_format})
-    metrics = {"rows": len(rows), "completions": len(completions), **_metrics(sums, judged)}
+    images = write_dataset(folder, scored, {"format": config.made_format}, images_from=(pictures,))
+    metrics = {"rows": len(rows), "completions": len(completions), **images, **_metrics(sums, judged)}
     context.log(0, {name: float(value) for name, value in metrics.items()})
     return Output(Kind.DATASET, folder, metrics)
 
@@ -190,13 +195,22 @@ def _as_text(completion: _Completion) -> Trajectory:
     return _trajectory(completion, [], [])
 
 
-def _as_tokens(completion: _Completion, tokenizer: Tokenizer, longest: int | None) -> Trajectory:
-    """Raises StageError if the template cannot write it, or it has more than `longest` tokens."""
+def _as_tokens(completion: _Completion, reader: RewardReader, pictures: Path, longest: int | None) -> Trajectory:
+    """Raises StageError if the template cannot write it, the reward model does not see its images, or it has more than
+    `longest` tokens.
+
+    pictures: folder of the images.
+    """
     row, entry = completion.row, completion.entry
+    digests = images_of(row["prompt"])
     try:
         ids, mask = ended_completion(
-            tokenizer, row["prompt"], entry["text"], row.get("tools"), sampled=reply_of(entry, row.get("tokenizer"))
-        )
+            reader.tokenizer, row["prompt"], entry["text"], row.get("tools"),
+            sampled=reply_of(entry, row.get("tokenizer")),
+        )  # fmt: skip
+        if digests and reader.processor is None:
+            raise ConversationError("its prompt has images, and the reward model reads text alone")
+        ids, mask, images = RowImages(reader.processor, pictures).expanded(ids, mask, digests)
     except ConversationError as error:
         raise StageError(f"row {row['id']}: {error}; remove it") from error
     if longest is not None and len(ids) > longest:
@@ -204,12 +218,14 @@ def _as_tokens(completion: _Completion, tokenizer: Tokenizer, longest: int | Non
             f"row {row['id']}: a completion with its prompt has {len(ids)} tokens, more than max_length={longest}: "
             "raise it, or remove the row"
         )
-    return _trajectory(completion, ids, mask)
+    return _trajectory(completion, ids, mask, images)
 
 
-def _trajectory(completion: _Completion, ids: Sequence[int], mask: Sequence[bool]) -> Trajectory:
+def _trajectory(
+    completion: _Completion, ids: Sequence[int], mask: Sequence[bool], images: tuple[SequenceImage, ...] = ()
+) -> Trajectory:
     return Trajectory(
-        completion.prompt,
+        replace(completion.prompt, images=images),
         torch.tensor(ids, dtype=torch.int64),
         torch.tensor(mask, dtype=torch.bool),
         torch.zeros(len(ids)),

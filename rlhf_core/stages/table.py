@@ -94,7 +94,7 @@ _STAGES = (
           "rlhf_core.stages.sampled:conditional_prompts",
           checks="rlhf_core.preflight.stages.sampled:conditional_prompts", reads_images=True),
     Stage("score", 1, ScoreConfig, frozenset({Kind.DATASET, Kind.EVALUATION}), "rlhf_core.stages.score:run",
-          runs="actors", checks="rlhf_core.preflight.stages.score:check"),
+          runs="actors", checks="rlhf_core.preflight.stages.score:check", reads_images=True),
     Stage("evaluation", 3, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
           runs="actors", needs_template=True, reads_images=True),
     Stage("benchmark", 1, BenchmarkConfig, _only(Kind.EVALUATION), "rlhf_core.stages.benchmark:run", runs="actors",

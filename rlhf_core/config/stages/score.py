@@ -53,6 +53,11 @@ class ScoreConfig(ResumedConfig, RewardedConfig, SeededConfig, NamedStageConfig)
         return "dataset" if self.pairs is None else None
 
     @property
+    def text_readers(self) -> tuple[str, ...]:
+        """None: a reward model without eyes refuses the rows that have images."""
+        return ()
+
+    @property
     def rows_input(self) -> str:
         """The input that has the completions."""
         return next(name for name in _INPUTS if getattr(self, name) is not None)

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.chat.encoding import ended_completion, load_tokenizer
+from rlhf_core.chat.image_messages import images_of
 from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.stages.evaluation import EvaluationConfig
@@ -22,8 +23,9 @@ from rlhf_core.config.stages.language_models import SFTConfig
 from rlhf_core.config.stages.logprobs import LogprobsConfig
 from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.config.stages.reward_models import RewardModelConfig
+from rlhf_core.config.stages.score import ScoreConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.reading import dataset_info, read_rows
+from rlhf_core.data.reading import dataset_info, iterate_rows, read_rows
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.models.folders.folder import copy_tokenizer, read_config
 from rlhf_core.models.folders.readers import stored_scale
@@ -34,10 +36,10 @@ from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import dataset as dataset_stage
-from rlhf_core.stages import evaluation, logprobs, preference, reward_model, rl, sft
+from rlhf_core.stages import evaluation, logprobs, preference, reward_model, rl, score, sft
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.supervised.sft import conversation_examples, pack_sequences
-from rlhf_core.types import Trajectory
+from rlhf_core.types import Prompt, Trajectory
 from tests.rlhf_core.pictures import picture, vision_model
 from tests.rlhf_core.stages.context import LocalContext, local_input, wait_for_checkpoint
 from tests.rlhf_core.stages.supervised_runs import (
@@ -303,6 +305,41 @@ def test_critic_and_reward_model_of_ppo_see_the_pictures(
             score = float(alone(pack_trajectories([trajectory], processor))[-1])
         assert trajectory.reward == pytest.approx((score - scale.mean) / scale.std, abs=1e-3)
     assert math.isfinite(context.logs[0][1]["value_loss"])
+
+
+@pytest.mark.endurance("architectures")
+@pytest.mark.slow("trains a reward model")
+def test_a_reward_model_scores_completions_about_pictures(model: Input, talks: Input, tmp_path: Path) -> None:
+    policy = local_input(model.folder, Kind.POLICY)
+    dataset = local_input(made(tmp_path / "pairs", "preferences", pairs(rows(8))).folder, Kind.DATASET)
+    judging = {"model": policy, "dataset": dataset}
+    settings = {"dataset": "d", "epochs": 1, "batch_size": 8, "max_length": 64, "optimizer": OPTIMIZER_SETTINGS}
+    learned = reward_model.run(
+        valid(RewardModelConfig, {**settings, "engine": ENGINE_SETTINGS}), judging,
+        context_of(tmp_path / "rm", judging), inline,
+    )  # fmt: skip
+    judge = local_input(learned.folder, Kind.REWARD_MODEL)
+    inputs = {"conversations": talks, "rewards.taste.model": judge}
+    config = {
+        "conversations": "d", "rewards": {"taste": {"type": "reward_model", "normalize": False}}, "max_length": 64,
+        "engine": ENGINE_SETTINGS,
+    }  # fmt: skip
+    output = score.run(valid(ScoreConfig, config), inputs, context_of(tmp_path / "score", inputs), inline)
+    scored = list(iterate_rows(output.folder))
+    assert output.metrics["images"] == len(list((output.folder / "images").iterdir())) > 1
+    alone = ScalarModel(load_scalar_model(judge.folder, dtype=torch.float32, attention="sdpa").eval())
+    processor, tokenizer = open_processor(judge.folder), load_tokenizer(judge.folder)
+    images = RowImages(processor, output.folder / "images")
+    for row in scored[:6]:
+        (completion,) = row["completions"]
+        ids, mask = ended_completion(tokenizer, row["prompt"], completion["text"])
+        ids, mask, found = images.expanded(ids, mask, images_of(row["prompt"]))
+        prompt = Prompt(row["id"], "", (), {}, images=found)
+        trajectory = Trajectory(prompt, torch.tensor(ids), torch.tensor(mask), torch.zeros(len(ids)), 0, "stop")
+        with torch.no_grad():
+            expected = float(alone(pack_trajectories([trajectory], processor))[-1])
+        assert completion["reward"] == pytest.approx(expected, abs=1e-4)
+    assert len({round(row["completions"][0]["reward"], 5) for row in scored}) > 2
 
 
 SHOWS = """
