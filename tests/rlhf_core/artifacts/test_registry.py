@@ -200,7 +200,7 @@ class TestChampion:
         self.refused(
             "needs a person too: `alignment approve bot`", gate=self.gate("ask", "b", "a", approval="required")
         )
-        self.refused("is a policy and no verdict", gate=self.models["b"])
+        self.refused("is a policy, not a gate's verdict", gate=self.models["b"])
         self.refused("was not to", restores=1)
         self.refused("an approval needs a name and a reason", approved_by="  ")
 
