@@ -121,7 +121,7 @@ def _verdict(before: _Result, after: _Result, criterion: Criterion) -> Verdict:
         for item, (_, files) in zip(inputs, (before, after), strict=True):
             item.folder.mkdir()
             (item.folder / SAMPLES_FILE).write_bytes(files[SAMPLES_FILE])
-        return Verdict([judge(*inputs, criterion)])
+        return Verdict([judge(inputs[0], inputs[1], criterion)])
 
 
 def _run_id(number: int) -> str:
