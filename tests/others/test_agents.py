@@ -226,7 +226,13 @@ def test_an_environment_of_verifiers_plays_its_own_rollout(play: Play, replies: 
 
 
 @pytest.mark.slow("trains with an engine")
-@pytest.mark.parametrize("engine", [pytest.param("transformers", marks=pytest.mark.endurance("mutations")), "vllm"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param("transformers", marks=pytest.mark.endurance("mutations")),
+        pytest.param("vllm", marks=pytest.mark.system),
+    ],
+)
 def test_an_agent_of_openrlhf_trains_a_policy(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     source = ScratchModel(
         type="scratch", words=(), hidden_size=64, intermediate_size=64, layers=2, heads=2, context_length=256

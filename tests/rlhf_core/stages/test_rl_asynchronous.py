@@ -84,9 +84,10 @@ def run(
     engine: Any = SlowEngine,
     prompts: int = 6,
     engines: Any = InlineEngines,
+    cluster: InProcessCluster | None = None,
     **settings: Any,
 ) -> LocalContext:
-    """Prompts are answered `a` or `b`, by their seeds."""
+    """Prompts are answered `a` or `b`, by their seeds; or by the engines of `cluster`."""
     tokenizer = load_tokenizer(model.folder)
 
     def script(prompt: Sequence[int], seed: int | None) -> Sequence[int]:
@@ -98,7 +99,8 @@ def run(
         inputs["validation.dataset"] = inputs["dataset"]
     context = replace(context_of(folder / "work", inputs), user_files_root=folder)
     config = RLConfig.model_validate({**SETTINGS, **settings})
-    rl.run(config, inputs, context, InProcessCluster(lambda *_: nullcontext(engines(engine(script)))))
+    scripted = InProcessCluster(lambda *_: nullcontext(engines(engine(script))))
+    rl.run(config, inputs, context, cluster or scripted)
     return context
 
 
@@ -111,6 +113,21 @@ def test_steps_train_on_what_was_sampled_while_earlier_ones_trained(model: Input
     assert set(lags) <= {0, 1}
     assert 1 in lags
     assert context.logs[1][1]["validation/pass@1"] in (0.0, 1.0)
+
+
+@pytest.mark.system
+@pytest.mark.slow("RL with vLLM")
+def test_what_vllm_samples_while_a_step_trains_is_trained_by_the_next(
+    in_process: InProcessCluster, tmp_path: Path
+) -> None:
+    model = base_model(tmp_path / "base", hidden=64)  # heads of a size that vLLM serves on CPU
+    rollout = {**SETTINGS["rollout"], "cpu_cache_gib": 0.05, "max_sequences": 16}
+    context = run(tmp_path, model, cluster=in_process, steps=3, rollout=rollout, probe_tolerance=1e-3)
+    metrics = [metrics for _, metrics in context.logs]
+    assert [each["trained_completions"] for each in metrics] == [4, 4, 4]
+    assert {each["asynchronous/largest_lag"] for each in metrics} <= {0, 1}
+    assert metrics[0]["rollout_mismatch"] < 1e-4  # of the weights that sampled it
+    assert all(each["weight_difference"] < 1e-4 for each in metrics)
 
 
 @pytest.fixture

@@ -75,9 +75,10 @@ def run(
     answers: str,
     environment: Mapping[str, Any] = {},
     tasks: Sequence[str] | None = None,
+    cluster: InProcessCluster | None = None,
     **settings: Any,
 ) -> LocalContext:
-    """Every prompt is answered `a`, by odd seeds `b`, and `b` once an `a` was wrong."""
+    """Every prompt is answered `a`, by odd seeds `b`, and `b` once an `a` was wrong; or by the engines of `cluster`."""
     tokenizer = load_tokenizer(model.folder)
 
     def script(prompt: Sequence[int], seed: int | None) -> Sequence[int]:
@@ -95,12 +96,8 @@ def run(
     context = replace(context_of(folder / "work", inputs), user_files_root=folder)
     environment = environment if "choices" in environment else {**SETTINGS["environment"], **environment}
     config = RLConfig.model_validate({**SETTINGS, "environment": environment, **settings})
-    rl.run(
-        config,
-        inputs,
-        context,
-        InProcessCluster(lambda *_: nullcontext(InlineEngines(ScriptedEngine(script, max_length=40)))),
-    )
+    scripted = InProcessCluster(lambda *_: nullcontext(InlineEngines(ScriptedEngine(script, max_length=40))))
+    rl.run(config, inputs, context, cluster or scripted)
     return context
 
 
@@ -120,6 +117,21 @@ def test_episodes_of_the_users_environment_train_and_validate(model: Input, tmp_
         assert metrics["validation/first/pass@1"] == 0.25
         assert metrics["monitor/first"] == pytest.approx(2 - turns)
         assert "environment/failures" not in metrics
+
+
+@pytest.mark.system
+@pytest.mark.slow("RL with vLLM")
+def test_turns_that_vllm_samples_are_trained(in_process: InProcessCluster, tmp_path: Path) -> None:
+    model = base_model(tmp_path / "base", hidden=64)  # heads of a size that vLLM serves on CPU
+    rollout = {"max_length": 60, "cpu_cache_gib": 0.05, "max_sequences": 16}
+    environment = {**SETTINGS["environment"], "max_turns": 2}
+    sampling = {"max_tokens": 8, "stop": [*"aeimnorst.,;:?!-"]}  # for the weights as drawn hardly end a reply
+    context = run(tmp_path, model, "ab", environment, cluster=in_process, steps=1, rollout=rollout, sampling=sampling)
+    ((_, metrics),) = context.logs
+    assert metrics["trained_completions"] == 4
+    assert 1 < metrics["reward/game/turns"] <= 2
+    assert -0.5 <= metrics["reward"] <= 1
+    assert 0 <= metrics["rollout_mismatch"] < 1e-4  # in all turns, the trainer's log-probs are the engine's
 
 
 def test_a_failure_ends_the_run_and_is_named_with_row_and_turn(model: Input, tmp_path: Path) -> None:
@@ -143,7 +155,7 @@ def test_tolerated_failures_leave_their_prompts_out_and_are_counted(
         run(tmp_path / "less", model, "bx", {"tolerated_failures": 0.4})
 
 
-@pytest.mark.slow("RL with vLLM")
+@pytest.mark.slow("four runs of RL")
 def test_each_row_is_played_in_the_environment_that_it_names(model: Input, tmp_path: Path) -> None:
     """`c` is never said: its row has as many turns as its environment allows, and what that gives for each."""
     game, retry, plain = (
