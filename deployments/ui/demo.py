@@ -248,6 +248,6 @@ def _completion(draw: random.Random, prompt: str, text: str, reward: float, adva
         reference_logprobs=tuple(each - 0.1 for each in engine), advantages=(advantage,) * len(sampled),
     )  # fmt: skip
     return LoggedCompletion(
-        text=text, finish_reason="stop", turns=1, reward=reward, rewards={"exact": reward}, score=reward,
-        versions=((len(sampled), 1),), sequences=(sequence,),
+        text=text, finish_reason="stop", turns=1, reward=reward, rewards={"exact": reward}, weighted={"exact": reward},
+        score=reward, versions=((len(sampled), 1),), sequences=(sequence,),
     )  # fmt: skip

@@ -34,6 +34,7 @@ from rlhf_core.report.rollouts import (
     lowest_reward_first,
     mean_advantage,
     mean_ratio,
+    reward_sum,
     shade,
 )
 from rlhf_core.report.run_diff import diff_runs, own_costs
@@ -135,6 +136,7 @@ class Pages:
         return self._rendered(
             "group.html", title=f"{node.name}, step {step.step}, prompt {index + 1}", run=run, node=node, step=step,
             index=index, group=group, completions=completions, mean_advantage=mean_advantage, shade=shade,
+            reward_sum=reward_sum,
         )  # fmt: skip
 
     def completion(self, where: Where, query: Query) -> str:

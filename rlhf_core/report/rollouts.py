@@ -11,6 +11,7 @@ from typing import Any
 from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedGroup, LoggedImage, LoggedSequence
 from rlhf_core.errors import shortened
 
+_DIGITS = 6  # after the point, of weights and shaping, which are differences of rounded numbers
 _LONGEST_TOKEN = 200  # characters
 _PROMPT_TOKENS = 16  # shown of a prompt whose sequence does not fit
 
@@ -78,6 +79,44 @@ def exponential(value: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class RewardTerm:
+    """A reward of a completion, with its part of the total."""
+
+    name: str
+    value: float | None
+    weight: float | None  # None: not known, as of a value of 0
+    contribution: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSum:
+    """The rewards of a completion as they add up to its total."""
+
+    terms: Sequence[RewardTerm]
+    shaping: float | None  # penalties of length, clips and normalisation; None: not known
+    total: float | None
+    details: Mapping[str, float | None]
+
+    @property
+    def is_weighted(self) -> bool:
+        return any(term.contribution is not None for term in self.terms)
+
+
+def reward_sum(completion: LoggedCompletion) -> RewardSum:
+    """Return how a completion's reward is made; the contributions of logs of earlier releases are not known."""
+    terms = []
+    for name, value in completion.rewards.items():
+        contribution = completion.weighted.get(name)
+        weight = None if not value or contribution is None else round(contribution / value, _DIGITS)
+        terms.append(RewardTerm(name, value, weight, contribution))
+    known = [each for each in completion.weighted.values() if each is not None]
+    shaping = None
+    if known and len(known) == len(completion.weighted) and completion.reward is not None:
+        shaping = round(completion.reward - sum(known), _DIGITS)
+    return RewardSum(terms, shaping, completion.reward, completion.details)
+
+
+@dataclass(frozen=True, slots=True)
 class TokenStrip:
     """The tokens of a sequence as tokens.js reads them."""
 
@@ -92,7 +131,7 @@ class CompletionView:
 
     index: int  # in its group
     reward: float | None
-    rewards: Mapping[str, float | None]
+    rewards: RewardSum
     environment: Mapping[str, float | None]
     advantage: float
     shade: str
@@ -108,7 +147,7 @@ def completion_view(group: LoggedGroup, index: int, most_tokens: int | None = No
     """Return a completion of a group. most_tokens: of each sequence; the others are left out."""
     completion = group.completions[index]
     return CompletionView(
-        index, completion.reward, completion.rewards, completion.environment, mean_advantage(completion),
+        index, completion.reward, reward_sum(completion), completion.environment, mean_advantage(completion),
         shade(group, completion), completion.sampled_tokens, completion.turns, completion.finish_reason,
         list(completion.messages or ()), completion.text,
         [_strip(sequence, most_tokens) for sequence in completion.sequences],

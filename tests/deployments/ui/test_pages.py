@@ -128,6 +128,11 @@ def test_from_the_list_of_runs_to_a_token(browser: httpx.Client) -> None:
     assert len(re.findall("<article>", group)) == 4
     assert group.count("answer: ") == 1 + group.count('">reward 0</a>')  # of the prompt, and near each wrong text
     completion = browser.get(f"{path}/rl/steps/5/groups/1/2").text
+    for page in (group, completion):
+        number = '<td class="number">{}</td>'
+        row = f"<tr><td>exact</td>{number.format('([01])')}{number.format('[1–]')}{number.format('.1')}</tr>"
+        assert re.search(row.replace(".1", r"\1"), page)
+        assert re.search(r'shaping</td><td></td><td></td><td class="number">0</td>', page)
     tokens = data_of(completion, "tokens")
     assert {name for name, values in tokens.items() if values[0] is not None} == {"text", "id"}
     assert {name for name, values in tokens.items() if values[-1] is not None} == {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlhf_core.artifacts.logged_rollouts import LoggedSequence
-from rlhf_core.report.rollouts import columns_of, tokens_of
+from rlhf_core.artifacts.logged_rollouts import LoggedCompletion, LoggedSequence
+from rlhf_core.report.rollouts import columns_of, reward_sum, tokens_of
 
 
 def test_the_values_of_trained_tokens_stand_at_them() -> None:
@@ -20,3 +20,17 @@ def test_the_values_of_trained_tokens_stand_at_them() -> None:
         "text": ["a", "b", "c"], "id": [1, 2, 3], "engine": [None, -1.0, -2.0], "advantage": [None, 0.5, None],
         "value": [None, 7.0, 8.0],
     }  # fmt: skip
+
+
+def test_the_terms_of_a_reward_add_up_to_its_total() -> None:
+    completion = LoggedCompletion(
+        text="4", finish_reason="stop", turns=1, reward=0.7, rewards={"exact": 1.0, "length": 0.0, "style": 0.5},
+        weighted={"exact": 0.6, "length": 0.0, "style": 0.2}, details={"style/met": 1.0}, versions=(), sequences=(),
+    )  # fmt: skip
+    found = reward_sum(completion)
+    assert [(each.name, each.value, each.weight, each.contribution) for each in found.terms] == [
+        ("exact", 1.0, 0.6, 0.6), ("length", 0.0, None, 0.0), ("style", 0.5, 0.4, 0.2),
+    ]  # fmt: skip
+    assert (found.shaping, found.total, found.is_weighted) == (-0.1, 0.7, True)
+    old = reward_sum(completion.model_copy(update={"weighted": {}, "details": {}}))
+    assert (old.shaping, old.total, old.is_weighted) == (None, 0.7, False)
