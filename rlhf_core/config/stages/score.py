@@ -54,7 +54,7 @@ class ScoreConfig(ResumedConfig, RewardedConfig, SeededConfig, NamedStageConfig)
 
     @property
     def text_readers(self) -> tuple[str, ...]:
-        """None: a reward model without eyes refuses the rows that have images."""
+        """None: a reward model of text alone refuses rows with images."""
         return ()
 
     @property
@@ -90,6 +90,6 @@ class ScoreConfig(ResumedConfig, RewardedConfig, SeededConfig, NamedStageConfig)
             raise ValueError(
                 "max_length is missing: set how many tokens a reward model reads at most"
                 if self.max_length is None
-                else "max_length is of what reward models read, and `rewards` has none of a model: remove it"
+                else "max_length is of what reward models read, and `rewards` has none of a model: leave it out"
             )
         return self
