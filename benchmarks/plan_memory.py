@@ -130,11 +130,15 @@ def take_steps(folder: Path, case: Case, rank: int) -> None:
                     **vars(pack(list(ids), masks)), rollout_logprobs=torch.zeros(ids.numel()),
                     advantages=torch.ones(ids.numel()), loss_weights=torch.full((ids.numel(),), 1 / ids.numel()),
                 )  # fmt: skip
-                shard = Division.of(minibatch, replicas=case.ranks, tokens_per_micro_batch=TOKENS).split()[rank]
+                division = Division.of(minibatch, replicas=case.ranks, tokens_per_micro_batch=TOKENS)
+                batches = division.split()[rank]
                 worker = RLWorker(config, context, roles(config, {"model": model}))
                 for _step in range(2):
-                    scores = worker.score(shard, ["ref_logprobs"])
-                    scored = [replace(batch, **score) for batch, score in zip(shard, scores, strict=True)]
+                    scores = worker.score(batches, ["ref_logprobs"])
+                    scored = [
+                        replace(batch, ref_logprobs=score["ref_logprobs"])
+                        for batch, score in zip(batches, scores, strict=True)
+                    ]
                     worker.update_policy(scored, 0.01)
 
 

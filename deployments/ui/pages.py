@@ -320,7 +320,9 @@ def _within(step: LoggedStep, query: Query) -> list[tuple[int, int, LoggedComple
     values: Mapping[str, Callable[[LoggedCompletion], float | None]] = {
         "reward": lambda each: each.reward, "length": lambda each: each.sampled_tokens, "ratio": mean_ratio,
     }  # fmt: skip
-    value_of = values.get(query["histogram"], lambda _: None)
+    value_of = values.get(query["histogram"])
+    if value_of is None:
+        return []
     slack = 1e-4 * max(abs(low), abs(high))  # edges are rounded
     chosen = []
     for g, group in enumerate(step.groups):

@@ -182,8 +182,8 @@ def completion_page(number_of: int, group: LoggedGroup, completion: LoggedComple
     """Return a completion's conversation, and every token with what it was trained on."""
     sequences = [tokens_of(sequence) for sequence in completion.sequences]
     for token in (token for tokens in sequences for token in tokens if "trainer" in token):
-        known = token["trainer"] is not None and token["engine"] is not None
-        token["ratio"] = exponential(token["trainer"] - token["engine"]) if known else None
+        trainer, engine = token["trainer"], token["engine"]
+        token["ratio"] = None if trainer is None or engine is None else exponential(trainer - engine)
     known = [name for name in _TOKEN_COLUMNS if any(name in token for tokens in sequences for token in tokens)]
     rows = [
         Row(
