@@ -81,7 +81,7 @@ def _prompt(where: str, raw: Mapping[str, Any], system: str | None) -> Row:
         if system is None:
             return row
         if row["prompt"][0]["role"] == "system":
-            raise RowError("the prompt begins with a system turn already: take it out, or omit --system")
+            raise RowError("the prompt begins with a system turn already: remove it, or omit --system")
         return canonical_row({**row, "prompt": [{"role": "system", "content": system}, *row["prompt"]]}, "prompts", {})
     except RowError as error:
         raise error.at(where) from error

@@ -90,6 +90,6 @@ class ScoreConfig(ResumedConfig, RewardedConfig, SeededConfig, NamedStageConfig)
             raise ValueError(
                 "max_length is missing: set how many tokens a reward model reads at most"
                 if self.max_length is None
-                else "max_length is of what reward models read, and `rewards` has none of a model: leave it out"
+                else "max_length is of what reward models read, and `rewards` has none of a model: remove it"
             )
         return self

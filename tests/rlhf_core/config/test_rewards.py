@@ -76,11 +76,11 @@ def test_rewards_have_names_and_weights() -> None:
         ({"filtering": {"oversampling": 0.5}}, "from 1 to 100"),
         (
             {"filtering": {}, "rewards": {"taste": {"type": "reward_model"}}},
-            "with a `threshold`, and no other does: of `rewards` there is taste (reward_model); add one",
+            "`threshold` or `scored`, and no other does: of `rewards` there is taste (reward_model); add one",
         ),
         (
             {"filtering": {}, "rewards": {"judge": JUDGE}},
-            "with a `threshold`, and no other does: of `rewards` there is judge (judge); add one",
+            "`threshold` or `scored`, and no other does: of `rewards` there is judge (judge); add one",
         ),
         (
             {"filtering": {"score": "judge"}, "rewards": {"judge": JUDGE, "exact": EXACT}},

@@ -64,7 +64,7 @@ def test_the_frames_of_a_video_are_images_in_its_place(reader: ImageReader) -> N
     assert message["images"] == [RED_SHA, RED_SHA, BLUE_SHA, RED_SHA]
     with pytest.raises(RowError, match=r"`prompt\[0\]\.content\[0\]` is a video that is no list of frames"):
         asked(user({"type": "video", "video": "film.mp4"}, TEXT), reader)
-    with pytest.raises(RowError, match=r"`prompt\[0\]\.content\[0\]\.video\[1\]` is no image"):
+    with pytest.raises(RowError, match=r"`prompt\[0\]\.content\[0\]\.video\[1\]` is not an image"):
         asked(user({"type": "video", "video": [RED, 7]}, TEXT), reader)
     with pytest.raises(RowError, match=r"content\[0\]\.video\[8\]`: the row has more than images\.max_per_row=8"):
         asked(user({"type": "video", "video": [RED] * 9}, TEXT), reader)

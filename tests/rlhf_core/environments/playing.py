@@ -89,7 +89,7 @@ async def returns_infinity(row, client, price):
 
 async def returns_another_key(row, client, price):
     await ask(client, row)
-    return {"reward": 1.0, "score": 1.0}
+    return {"reward": 1.0, "points": 1.0}
 
 
 async def executor(engine, row):

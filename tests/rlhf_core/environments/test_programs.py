@@ -139,7 +139,7 @@ def test_waiting_for_replies_does_not_count(tokenizer: Tokenizer) -> None:
         ("returns_text", "it returned the reward 'good', expected a finite number"),
         ("returns_nothing", "it returned the reward None, expected a finite number"),
         ("returns_infinity", "it returned the reward inf, expected a finite number"),
-        ("returns_another_key", "it returned 'score'; what is read is `reward`"),
+        ("returns_another_key", "it returned 'points'; what is read is `reward` and `score` and `metrics`"),
     ],
 )
 def test_an_agent_that_fails_is_named_and_touches_no_other(

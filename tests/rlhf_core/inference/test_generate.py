@@ -105,7 +105,7 @@ def test_prompts_come_from_files_and_standard_input(tmp_path: Path, monkeypatch:
     [
         ('{"prompt": "a"}\n{"name": "b"}\n', False, r"^standard input line 2: no column `prompt`.*; it has name$"),
         ('{"prompt": "a"}\n{"prompt": \n', False, "^standard input line 2: not JSON"),
-        ('{"prompt": "u", "system": "be honest"}', False, "^standard input line 1: .*turn already.*--system out"),
+        ('{"prompt": "u", "system": "be honest"}', False, "^standard input line 1: .*turn already: remove it, or omit"),
         ("a\n\udcff\n", True, "^standard input line 2: not UTF-8 text"),
         ("\n \n", True, "^standard input: there is no prompt in it"),
         ("", False, "^standard input: there is no prompt in it"),

@@ -47,8 +47,8 @@ def of_two_labels(model: LlamaForCausalLM) -> Tensor:
 
 
 def test_the_reward_is_the_probability_of_the_right_label(model_folder: Path, tolerance: float) -> None:
-    plain = LlamaForCausalLM.from_pretrained(model_folder, dtype=torch.float64, attn_implementation="eager")
-    model = StepLabels(load_causal_model(model_folder, dtype=torch.float64, attention="eager"), (RIGHT, WRONG))
+    plain = LlamaForCausalLM.from_pretrained(model_folder, dtype=torch.float64, attn_implementation="sdpa")
+    model = StepLabels(load_causal_model(model_folder, dtype=torch.float64, attention="sdpa"), (RIGHT, WRONG))
     odds = model(batch())
     assert odds.dtype == torch.float64
     mask = batch().loss_mask
@@ -62,12 +62,12 @@ def test_loss_and_gradients_are_those_of_a_cross_entropy_of_the_two_labels(
     model_folder: Path, tolerance: float
 ) -> None:
     """The loss that OpenRLHF computes from logits at its placeholder token, restricted to its reward tokens."""
-    plain = LlamaForCausalLM.from_pretrained(model_folder, dtype=torch.float64, attn_implementation="eager")
+    plain = LlamaForCausalLM.from_pretrained(model_folder, dtype=torch.float64, attn_implementation="sdpa")
     targets = torch.stack([LABELS, 1 - LABELS], dim=-1)
     expected = cross_entropy(of_two_labels(plain), targets)
     expected.backward()
 
-    trained = load_causal_model(model_folder, dtype=torch.float64, attention="eager")
+    trained = load_causal_model(model_folder, dtype=torch.float64, attention="sdpa")
     odds, _, _ = TrainedStepLabels(trained, (RIGHT, WRONG))(batch())
     loss, metrics = step_loss(odds[batch().loss_mask], LABELS, num_steps=4)
     loss.backward()

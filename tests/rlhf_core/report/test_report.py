@@ -287,7 +287,7 @@ def test_the_part_about_a_run_has_its_time_its_cost_and_what_differs_from_the_ru
     assert "No prices are set" in free
     assert "Settings that differ from the run before before it</h2>" in free
     assert "None: the run before of this recipe had the same." in free
-    with pytest.raises(ValueError, match="no report"):
+    with pytest.raises(ValueError, match="is not a report"):
         with_run("<html></html>", part)
 
 

@@ -57,4 +57,4 @@ def test_a_coefficient_of_zero_loads_no_reference(place: str, model: Input, tmp_
     scored = ours.score(trajectories())
     assert not group._worker._frozen
     assert scored.ref_logprobs is None
-    assert "kl_coefficient" not in ours.update(with_advantages(config, ours, scored), 0)
+    assert "kl_coefficient" not in ours.update(with_advantages(config, ours, scored), 0).metrics

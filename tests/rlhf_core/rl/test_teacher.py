@@ -106,7 +106,7 @@ def test_the_student_comes_nearer_to_its_teacher(model: Input, other: Input, tmp
     ours, _ = trainer(config, model, tmp_path / "work", {INPUT: other})
     scored = ours.score(trajectories())
     before = torch.tensor(ours.probe(scored))[scored.loss_mask]
-    metrics = ours.update(build_algorithm(config).advantages(scored, torch.zeros(4), torch.arange(4), 0.0), 0)
+    metrics = ours.update(build_algorithm(config).advantages(scored, torch.zeros(4), torch.arange(4), 0.0), 0).metrics
     after = torch.tensor(ours.probe(scored))[scored.loss_mask]
     assert scored.teacher_logprobs is not None
     wanted = scored.teacher_logprobs[scored.loss_mask] - before
@@ -120,5 +120,5 @@ def test_a_student_that_is_its_teacher_does_not_move(model: Input, tmp_path: Pat
     scored = ours.score(trajectories())
     assert scored.old_logprobs is not None
     assert torch.equal(scored.teacher_logprobs, scored.old_logprobs)  # type: ignore[arg-type]
-    metrics = ours.update(build_algorithm(config).advantages(scored, torch.zeros(4), torch.arange(4), 0.0), 0)
+    metrics = ours.update(build_algorithm(config).advantages(scored, torch.zeros(4), torch.arange(4), 0.0), 0).metrics
     assert (metrics["teacher_kl"], metrics["gradient_norm"]) == (0.0, 0.0)

@@ -37,7 +37,7 @@ def test_updates_make_rewarded_completions_likelier(algorithm: str, model: Input
     metrics: dict[str, float] = {}
     for step in range(3):
         scored = ours.score(e)
-        metrics = ours.update(with_advantages(config, ours, scored), step)
+        metrics = ours.update(with_advantages(config, ours, scored), step).metrics
     after = torch.tensor(ours.probe(e))
     change = torch.zeros(4).index_add_(0, e.sequence_ids, (after - before) * e.loss_mask)
     assert (change[0] > 0, change[1] < 0, change[2] < 0, change[3] > 0) == (True,) * 4
@@ -55,7 +55,7 @@ def test_before_any_update_every_ratio_is_one(algorithm: str, settings: dict[str
         config = rl_config(algorithm, kl={"coefficient": 0.1, "place": "reward"}, **settings, **more)
         ours, _ = trainer(config, model, tmp_path)
         scored = ours.score(trajectories())
-        return ours.update(with_advantages(config, ours, scored), 0)
+        return ours.update(with_advantages(config, ours, scored), 0).metrics
 
     metrics = first_update()
     assert (metrics["clip_fraction"], metrics["approx_kl"], metrics["kl_per_completion"]) == (0, 0, 0)
@@ -72,7 +72,7 @@ def test_logged_completions_have_their_entropies_and_train_as_without(model: Inp
     for mask in (None, logged):
         ours, _ = trainer(config, model, tmp_path)
         scored = ours.score(e, logged=mask)
-        metrics = ours.update(with_advantages(config, ours, scored), 0)
+        metrics = ours.update(with_advantages(config, ours, scored), 0).metrics
         found.append((scored, metrics, ours.probe(e)))
     (plain, *others), (scored, *same) = found
     assert others == same
@@ -115,7 +115,7 @@ def test_the_kl_of_a_policy_to_itself_is_zero(
     """Exactly: both are computed by the same operations, whatever the engine's log-probs (0 here) are."""
     config = rl_config("grpo", **{"kl": KL, "minibatches": minibatches, **settings})
     ours, _ = trainer(config, model, tmp_path)
-    metrics = ours.update(with_advantages(config, ours, ours.score(trajectories())), 0)
+    metrics = ours.update(with_advantages(config, ours, ours.score(trajectories())), 0).metrics
     assert (metrics["kl"], metrics["kl_per_completion"]) == (0, 0)
     assert metrics["rollout_mismatch"] > 0.1
 
@@ -131,7 +131,7 @@ def test_the_kl_is_that_of_the_trainers_log_probs(minibatches: int, model: Input
     assert scored.ref_logprobs is not None
     policy = torch.tensor(ours.probe(scored))
     expected = float((policy - scored.ref_logprobs)[scored.loss_mask].double().sum())
-    metrics = ours.update(with_advantages(config, ours, scored), 0)
+    metrics = ours.update(with_advantages(config, ours, scored), 0).metrics
     assert metrics["kl"] == pytest.approx(expected / 10, rel=1e-5)
     assert metrics["kl_per_completion"] == pytest.approx(expected / 4, rel=1e-5)
 
@@ -230,7 +230,7 @@ def test_a_frozen_policy_does_not_move_while_the_critic_warms_up(model: Input, t
     scored = ours.score(trajectories())
     e = with_advantages(config, ours, scored)
     before = published(ours)
-    metrics = ours.update(e, step=0)
+    metrics = ours.update(e, step=0).metrics
     assert published(ours) == before
     assert "value_loss" in metrics
     assert "policy_loss" not in metrics
@@ -272,7 +272,7 @@ def test_the_mismatch_with_the_engine_is_measured(minibatches: int, model: Input
     ours, _ = trainer(config, model, tmp_path)
     e = trajectories()
     difference = torch.tensor(ours.probe(e), dtype=torch.float64)[e.loss_mask]  # the engine's log-probs are 0 here
-    metrics = ours.update(with_advantages(config, ours, ours.score(e)), 0)
+    metrics = ours.update(with_advantages(config, ours, ours.score(e)), 0).metrics
     assert metrics["rollout_mismatch"] == pytest.approx(float(difference.abs().mean()), rel=1e-5)
     assert metrics["rollout_mismatch_max"] == pytest.approx(float(difference.abs().max()), rel=1e-5)
     assert metrics["rollout_kl"] == pytest.approx(float((difference.exp() - 1 - difference).mean()), rel=1e-5)
@@ -281,7 +281,7 @@ def test_the_mismatch_with_the_engine_is_measured(minibatches: int, model: Input
 def test_the_mismatch_is_measured_while_the_policy_is_frozen(model: Input, tmp_path: Path) -> None:
     config = rl_config("ppo", critic={"warmup_steps": 1})
     ours, _ = trainer(config, model, tmp_path)
-    metrics = ours.update(with_advantages(config, ours, ours.score(trajectories())), 0)
+    metrics = ours.update(with_advantages(config, ours, ours.score(trajectories())), 0).metrics
     assert metrics["rollout_mismatch_max"] >= metrics["rollout_mismatch"] > 1
 
 
@@ -290,7 +290,7 @@ def test_the_kl_coefficient_adapts_from_step_to_step(model: Input, tmp_path: Pat
     ours, _ = trainer(config, model, tmp_path)
     coefficients = []
     for step in range(3):
-        metrics = ours.update(with_advantages(config, ours, ours.score(trajectories())), step)
+        metrics = ours.update(with_advantages(config, ours, ours.score(trajectories())), step).metrics
         coefficients.append(metrics["kl_coefficient"])
         assert metrics["kl_per_completion"] < 0.8, "the error is held at its bound of -20 %"
     # Step 0 trains the critic alone: what the policy's KL is says nothing then.

@@ -230,7 +230,7 @@ def rl_step(
     workers = group(RLWorker, config, context_of(work, inputs), roles(config, inputs))
     ours = PolicyTrainer(config, build_algorithm(config), workers, seed=0)
     scored = ours.score(trajectories())
-    metrics = [ours.update(with_advantages(config, ours, scored), step) for step in range(2)]
+    metrics = [ours.update(with_advantages(config, ours, scored), step).metrics for step in range(2)]
     assert scored.values is not None
     return {"values": scored.values.tolist(), "metrics": metrics, "probe": list(ours.probe(scored))}
 
