@@ -1,4 +1,4 @@
-"""What a first-time visitor does, with times: `python -m benchmarks.first_visit`.
+"""Times of a first-time visitor's steps: `python -m benchmarks.first_visit`.
 
 A clone and a wheel of this commit, each in a folder and with a home of its own: set-up, the recipe `tiny`, then a model
 of the visitor's own; a script of TRL; the scripts for a cluster; and common mistakes with what the commands say.
@@ -75,8 +75,8 @@ class Visitor:
     alignment: str
     rows: list[tuple[str, str, float]] = field(default_factory=list)
 
-    def does(self, *command: str, fails: bool = False, folder: Path | None = None) -> str:
-        """Run a command, print its time, and return its output. Raises RuntimeError if it ends as it should not."""
+    def does(self, *command: str, folder: Path | None = None) -> str:
+        """Run a command, print its time, and return its output. Raises RuntimeError if it fails."""
         began = time.monotonic()
         done = subprocess.run(
             command, cwd=folder or self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -85,13 +85,13 @@ class Visitor:
         seconds = time.monotonic() - began
         shown = " ".join(Path(word).name if word.startswith("/") else word for word in command)[:_LONGEST]
         print(f"{self.name:8} {seconds:7.1f} s  {shown}", flush=True)
-        if (done.returncode != 0) != fails:
+        if done.returncode != 0:
             raise RuntimeError(f"{shown} ended with {done.returncode}:\n{done.stdout[-3000:]}")
         self.rows.append((self.name, shown, seconds))
         return done.stdout
 
-    def asks(self, *arguments: str, fails: bool = False) -> str:
-        return self.does(self.alignment, *arguments, fails=fails)
+    def asks(self, *arguments: str) -> str:
+        return self.does(self.alignment, *arguments)
 
     def trains_its_own(self) -> None:
         """Continue the model that `tiny` has trained, on rows of the visitor's own."""

@@ -91,7 +91,7 @@ def _waits(store: Store, name: str) -> bool:
     model, _, alias = name.partition("/")
     try:
         return alias == CANDIDATE and waiting(store, model) is not None
-    except StoreError:  # its gate is gone, so that nobody can approve it
+    except StoreError:  # its gate is gone, so there is nothing to approve
         return False
 
 
